@@ -1,0 +1,263 @@
+"""The door to Redis, over a real Valkey and over fakeredis alike, so that the fake is trusted as far as it agrees."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from workers import breaker as pure
+from workers import keys
+from workers.breaker import Breaker, BreakerPolicy, BreakerState, Verdict
+from workers.errors import UnknownWorker
+from workers.fleet import WorkerState
+from workers.load import Load, LoadSource
+from workers.spec import WorkerSpec
+from workers.store import Ask, End, FleetStore, Grant, lease_id
+
+pytestmark = pytest.mark.integration
+
+A, B = "127.0.0.1:1", "127.0.0.1:2"
+
+
+@pytest.fixture(params=["valkey", "fake_redis"])
+def store(request):
+    client = request.getfixturevalue(request.param)
+    return FleetStore(client, rng=random.Random(1))
+
+
+async def ready(store, *names, limit=16):
+    for name in names:
+        registered = await store.register(WorkerSpec(url=f"http://{name}"))
+        await store.write_state(name, registered.incarnation, WorkerState.READY, models=["m"])
+        assert await store.write_limit(name, registered.incarnation, limit, "test", seen=1)
+
+
+async def worker(store, name):
+    return next(view for view in (await store.view()).workers if view.id == name)
+
+
+async def test_the_same_url_in_four_spellings_is_one_worker(store):
+    outcomes = [
+        (await store.register(WorkerSpec(url=f"http://127.0.0.1:1{end}"))).outcome
+        for end in ("", "/", "/v1", "/v1/")
+    ]
+    assert outcomes == ["created", "kept", "kept", "kept"]
+    assert [view.id for view in (await store.view()).workers] == [A]
+
+
+async def test_a_replaced_worker_lives_the_next_incarnation_and_carries_no_memo(store):
+    await ready(store, A)
+    first = await worker(store, A)
+    assert await store.set_memo(A, first.incarnation, "404", 600)
+    second = await store.register(WorkerSpec(url=f"http://{A}"), replace=True)
+    assert second.incarnation > first.incarnation
+    assert await store.memos([A]) == {}
+    assert not await store.set_memo(A, first.incarnation, "late answer of the old process", 600)
+    assert await store.memos([A]) == {}
+
+
+async def test_a_removed_worker_leaves_no_key_behind(store):
+    await ready(store, A)
+    await store.acquire([Ask(lease_id("d", 1, 5), (A,))])
+    assert await store.remove(A)
+    assert not await store.remove(A)
+    assert [key async for key in store.client.scan_iter(match=keys.WORKER.of(A) + "*")] == []
+    assert (await store.view()).workers == ()
+
+
+async def test_a_newer_load_is_never_overwritten_by_an_older(store):
+    await ready(store, A)
+    incarnation = (await worker(store, A)).incarnation
+    newer = Load(source=LoadSource.NATIVE, sampled_at=200.0, received_at=200.0, running=2)
+    assert await store.write_load(A, incarnation, newer)
+    assert not await store.write_load(A, incarnation, newer.model_copy(update={"sampled_at": 100.0}))
+    assert not await store.write_load(A, incarnation + 1, newer.model_copy(update={"sampled_at": 300.0}))
+    assert (await worker(store, A)).load == newer
+
+
+async def test_unknown_stays_unknown_in_redis(store):
+    await ready(store, A)
+    load = Load(source=LoadSource.METRICS, sampled_at=1.5, received_at=2.5, running=0)
+    await store.write_load(A, (await worker(store, A)).incarnation, load)
+    fields = await store.client.hgetall(keys.LOAD.of(A))
+    assert fields == {"source": "metrics", "sampled_at": "1.5", "received_at": "2.5", "running": "0"}
+
+
+async def test_a_lease_is_taken_on_the_first_candidate_with_room(store):
+    await ready(store, A, B, limit=1)
+    asks = [Ask(lease_id("d", n, 10), (A, B)) for n in range(3)]
+    first, second, third = await store.acquire(asks)
+    assert (first, second) == (Grant(A, 0, trial=False), Grant(B, 0, trial=False))
+    assert [(refusal.worker_id, refusal.why) for refusal in third] == [(A, "full"), (B, "full")]
+    assert [view.leases for view in (await store.view()).workers] == [1, 1]
+
+
+async def test_leases_since_the_sample_are_counted_with_their_tokens_and_no_others(store):
+    await ready(store, A)
+    await store.acquire([Ask(lease_id("d", 1, 7), (A,))])
+    now = await store.now()
+    await store.write_load(
+        A,
+        (await worker(store, A)).incarnation,
+        Load(source=LoadSource.NATIVE, sampled_at=now, received_at=now),
+    )
+    await store.acquire([Ask(lease_id("d", 2, 30), (A,)), Ask(lease_id("e", 1, 12), (A,))])
+    view = await worker(store, A)
+    assert (view.leases, view.leases_since_sample, view.tokens_since_sample) == (3, 2, 42)
+
+
+async def test_settling_twice_frees_one_lease_and_feeds_the_breaker_once(store):
+    await ready(store, A)
+    lease = lease_id("d", 1, 7)
+    await store.acquire([Ask(lease, (A,))])
+    end = End(lease, A, 0, Verdict.FAILURE, "reset")
+    assert [await store.settle([end]), await store.settle([end])] == [1, 0]
+    assert (await store.client.hget(keys.BREAKER.of(A), "failures")) == "1"
+    assert (await worker(store, A)).leases == 0
+
+
+async def test_leases_that_nobody_renews_end_by_themselves(store):
+    await ready(store, A, limit=1)
+    store.lease_ttl_s = 0.001
+    await store.acquire([Ask(lease_id("dead", 1, 1), (A,))])
+    while (await worker(store, A)).leases:
+        pass  # Redis' clock moves on
+    (grant,) = await store.acquire([Ask(lease_id("alive", 1, 1), (A,))])
+    assert isinstance(grant, Grant)
+
+
+async def test_renewing_keeps_a_lease_and_names_those_that_are_gone(store):
+    await ready(store, A)
+    kept, gone = lease_id("d", 1, 1), lease_id("d", 2, 1)
+    await store.acquire([Ask(kept, (A,))])
+    before = await store.client.zscore(keys.LEASES.of(A), kept)
+    assert await store.renew({A: [kept, gone]}) == (gone,)
+    assert await store.client.zscore(keys.LEASES.of(A), kept) >= before
+    assert await store.client.zscore(keys.LEASES.of(A), gone) is None
+
+
+async def test_a_burst_of_refusals_halves_the_limit_once(store):
+    await ready(store, A, limit=16)
+    leases = [lease_id("d", n, 1) for n in range(8)]
+    await store.acquire([Ask(lease, (A,)) for lease in leases])
+    await store.settle([End(lease, A, 0, Verdict.NEUTRAL, "queue full", halve=True) for lease in leases])
+    view = await worker(store, A)
+    assert (view.limit, view.limit_reason, view.breaker) == (8, "queue full", BreakerState.CLOSED)
+
+
+async def test_a_deferral_is_never_shortened_by_a_later_smaller_one(store):
+    await ready(store, A)
+    leases = [lease_id("d", n, 1) for n in range(2)]
+    await store.acquire([Ask(lease, (A,)) for lease in leases])
+    await store.settle([End(leases[0], A, 0, Verdict.NEUTRAL, "429", defer_s=60)])
+    until = (await worker(store, A)).deferred_until
+    await store.settle([End(leases[1], A, 0, Verdict.NEUTRAL, "429", defer_s=5)])
+    assert (await worker(store, A)).deferred_until == until
+    (refused,) = await store.acquire([Ask(lease_id("d", 3, 1), (A,))])
+    assert [(r.why, r.again_at) for r in refused] == [("deferred", until)]
+
+
+async def test_a_draining_worker_takes_no_lease_and_the_monitor_cannot_undo_it(store):
+    await ready(store, A)
+    await store.drain(f"http://{A}/v1", deadline_s=60)
+    view = await worker(store, A)
+    await store.write_state(A, view.incarnation, WorkerState.READY)
+    (refused,) = await store.acquire([Ask(lease_id("d", 1, 1), (A,))])
+    assert [refusal.why for refusal in refused] == ["not ready"]
+    with pytest.raises(UnknownWorker):
+        await store.drain(B, deadline_s=1)
+
+
+async def test_a_limit_changed_meanwhile_is_not_overwritten(store):
+    await ready(store, A)
+    seen = await worker(store, A)
+    assert await store.write_limit(A, seen.incarnation, 32, "grows", seen=seen.limit_version)
+    assert not await store.write_limit(A, seen.incarnation, 99, "stale", seen=seen.limit_version)
+    assert (await worker(store, A)).limit == 32
+
+
+async def test_only_one_trial_is_granted_fleet_wide(store):
+    await ready(store, A, limit=50)
+    await store.trip(A, None, "test", seconds=0.001)
+    while (await store.now()) < (await worker(store, A)).breaker_open_until:
+        pass  # Redis' clock moves on
+    answers = await store.acquire([Ask(lease_id(f"d{n}", 1, 1), (A,)) for n in range(50)])
+    assert [answer.trial for answer in answers if isinstance(answer, Grant)] == [True]
+
+
+async def test_a_healed_worker_restarts_with_a_low_limit(store):
+    await ready(store, A, limit=50)
+    await store.trip(A, None, "test", seconds=0.001)
+    while (await store.now()) < (await worker(store, A)).breaker_open_until:
+        pass  # Redis' clock moves on
+    lease = lease_id("d", 1, 1)
+    (grant,) = await store.acquire([Ask(lease, (A,))])
+    await store.settle([End(lease, A, grant.epoch, Verdict.SUCCESS)])
+    view = await worker(store, A)
+    assert (view.breaker, view.limit) == (BreakerState.CLOSED, store.policy.restart_limit)
+
+
+async def test_another_observer_of_the_same_restart_changes_nothing(store):
+    await ready(store, A)
+    seen = (await worker(store, A)).incarnation
+    first = await store.next_incarnation(A, seen, "start time changed")
+    assert await store.next_incarnation(A, seen, "start time changed") == first > seen
+    assert await store.next_incarnation(B, 1, "never registered") == 0
+
+
+async def test_live_monitors_are_named_and_silent_ones_forgotten(store):
+    assert await store.monitor_heartbeat("b", 60) == ("b",)
+    assert await store.monitor_heartbeat("a", 60) == ("a", "b")
+    await store.client.zadd(keys.MONITORS.of(), {"b": 1})
+    assert await store.monitor_heartbeat("a", 60) == ("a",)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_the_breaker_in_redis_follows_the_pure_table(store, seed, monkeypatch):
+    """Random histories; the clock of the pure twin is read off what the script stored."""
+    rng = random.Random(seed)
+    policy = BreakerPolicy(base_s=0.002, cap_s=0.01, rate_minimum=6, trial_s=0.004, restart_limit=1000)
+    store = FleetStore(store.client, policy=policy, rng=random.Random(0))
+    monkeypatch.setattr(store, "_jitter", lambda: 0.0)
+    await ready(store, A, limit=1000)
+    twin, running, serial = Breaker(), {}, 0
+    for _ in range(150):
+        if running and rng.random() < 0.6:
+            lease = rng.choice(sorted(running))
+            verdict = rng.choice(list(Verdict))
+            epoch = running.pop(lease)
+            before = await store.now()
+            await store.settle([End(lease, A, epoch, verdict, "why")])
+            twin = pure.report(twin, lease, epoch, verdict, before, policy, reason="why")
+        else:
+            serial += 1
+            lease = lease_id("d", serial, 1)
+            (answer,) = await store.acquire([Ask(lease, (A,))])
+            stored = await store.client.hgetall(keys.BREAKER.of(A))
+            if isinstance(answer, Grant):
+                running[lease] = answer.epoch
+                now = float(stored["trial_until"]) - policy.trial_s if answer.trial else await store.now()
+            else:
+                now = twin.open_until - 1e-6 if twin.state is BreakerState.OPEN else twin.trial_until - 1e-6
+            twin, admission = pure.admit(twin, lease, now, policy)
+            assert (admission.admitted, admission.trial) == (
+                isinstance(answer, Grant),
+                isinstance(answer, Grant) and answer.trial,
+            )
+        stored = await store.client.hgetall(keys.BREAKER.of(A))
+        if stored:
+            assert (stored["state"], int(stored["epoch"]), int(stored["trips"]), int(stored["failures"])) == (
+                twin.state,
+                twin.epoch,
+                twin.trips,
+                twin.failures,
+            )
+            assert stored["trial"] == twin.trial
+            twin = replace(
+                twin,
+                open_until=float(stored["open_until"]),
+                trial_until=float(stored["trial_until"]),
+                healthy_since=float(stored["healthy_since"]),
+            )

@@ -1,0 +1,119 @@
+"""Connections to Redis or Valkey: made here only, so that pools, time-outs and errors are the same.
+
+Two colours: the services speak asyncio; RQ's own bookkeeping is synchronous and runs in a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+import redis.asyncio
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.retry import Retry
+
+from workers.errors import SettingsError, StoreUnavailable
+
+AsyncRedis = redis.asyncio.Redis
+SyncRedis = redis.Redis
+
+SOCKET_TIMEOUT_S = 10.0
+_POOL_SIZE = 64
+_WAIT_FOR_CONNECTION_S = 20.0
+_PASSING = re.compile(r"^(LOADING|BUSY|READONLY|MASTERDOWN|TRYAGAIN|OOM|NOREPLICAS|CLUSTERDOWN|MISCONF)")
+
+
+def public_url(url: str) -> str:
+    """The URL without its password, for messages and logs."""
+    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:***@", url)
+
+
+def connect(url: str) -> AsyncRedis:
+    """An asyncio client that decodes to str. No I/O yet. Raises SettingsError for an impossible URL."""
+    with _refusing(url):
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=_POOL_SIZE,
+            timeout=_WAIT_FOR_CONNECTION_S,
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=5.0,
+            health_check_interval=30,
+            decode_responses=True,
+            retry=redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), 3),
+        )
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+def connect_sync(url: str) -> SyncRedis:
+    """A synchronous client that returns bytes, as RQ wants it. No I/O yet.
+
+    Its socket time-out is longer than RQ's longest blocking pop. Raises SettingsError for an impossible URL.
+    """
+    with _refusing(url):
+        pool = redis.BlockingConnectionPool.from_url(
+            url,
+            max_connections=_POOL_SIZE,
+            timeout=_WAIT_FOR_CONNECTION_S,
+            socket_timeout=SOCKET_TIMEOUT_S,
+            socket_connect_timeout=5.0,
+            health_check_interval=30,
+            retry=Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), 3),
+        )
+    return redis.Redis.from_pool(pool)
+
+
+@contextlib.contextmanager
+def _refusing(url: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        message = f"{public_url(url)!r} is not a Redis URL (redis://, rediss:// or unix://)"
+        raise SettingsError(message) from error
+
+
+@contextlib.contextmanager
+def translated() -> Iterator[None]:
+    """Turn what redis-py raises into our errors: what may pass becomes StoreUnavailable, the rest stays."""
+    try:
+        yield
+    except ResponseError as error:
+        if _PASSING.match(str(error)):
+            raise StoreUnavailable(f"Redis cannot now: {error}") from error
+        raise
+    except RedisError as error:
+        raise StoreUnavailable(f"Redis does not answer: {error}") from error
+    except (OSError, TimeoutError) as error:
+        raise StoreUnavailable(f"Redis does not answer: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """What matters of the server behind a URL. None: it would not say."""
+
+    version: str | None
+    maxmemory_policy: str | None
+
+    @property
+    def warning(self) -> str | None:
+        """Why this server may lose what we store, or None."""
+        if self.maxmemory_policy in (None, "noeviction"):
+            return None
+        return f"maxmemory-policy is {self.maxmemory_policy}: Redis may drop our keys; set it to noeviction"
+
+
+async def server_facts(client: AsyncRedis) -> ServerFacts:
+    """Ask the server for its version and eviction policy; raises StoreUnavailable when it does not answer."""
+    with translated():
+        await client.ping()
+        version = policy = None
+        with contextlib.suppress(ResponseError):
+            info = await client.info("server")
+            version = str(info.get("valkey_version") or info.get("redis_version") or "") or None
+        with contextlib.suppress(ResponseError, RedisConnectionError):
+            policy = (await client.config_get("maxmemory-policy")).get("maxmemory-policy")
+        return ServerFacts(version=version, maxmemory_policy=policy)

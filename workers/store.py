@@ -1,0 +1,471 @@
+"""The one door to Redis for the fleet: one method is one atomic step.
+
+What is stored, and under which key, is ``keys``' subject; what the numbers mean is the records'. Every method
+raises StoreUnavailable when Redis does not answer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from workers import keys
+from workers.breaker import BreakerPolicy, BreakerState, Verdict
+from workers.connection import AsyncRedis, translated
+from workers.errors import UnknownWorker
+from workers.fleet import FleetView, WorkerState, WorkerView
+from workers.load import Load
+from workers.scripts import Scripts
+from workers.spec import Runtime, WorkerSpec, worker_id
+
+DEFAULT_LIMIT = 16
+"""First limit of a worker that does not tell how many requests it runs at once."""
+
+_ACQUIRE_KEYS = (keys.WORKER, keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
+_SETTLE_KEYS = (keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """How a registration ended: ``outcome`` is created, replaced or kept."""
+
+    worker_id: str
+    incarnation: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class Memo:
+    """The note that an incarnation of a worker has no ``/v1/loads``."""
+
+    reason: str
+    incarnation: int
+    until: float
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """One attempt that wants a lease, with the ids of its candidates, best first."""
+
+    lease: str
+    candidates: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A lease was taken. ``epoch`` goes back with the end of the attempt."""
+
+    worker_id: str
+    epoch: int
+    trial: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One worker's no: why, and from when on asking again may help (0: unknown)."""
+
+    worker_id: str
+    why: str
+    again_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one attempt ended, for its worker."""
+
+    lease: str
+    worker_id: str
+    epoch: int
+    verdict: Verdict
+    reason: str = ""
+    defer_s: float = 0.0
+    halve: bool = False
+
+
+def lease_id(owner: str, serial: int, tokens: int) -> str:
+    """A lease's id: who holds it, which attempt, and how many tokens it is expected to cost."""
+    return f"{owner}:{serial}|{max(0, tokens)}"
+
+
+class FleetStore:
+    """Workers, loads, limits, breakers, memos and leases in one Redis."""
+
+    def __init__(
+        self,
+        client: AsyncRedis,
+        *,
+        policy: BreakerPolicy | None = None,
+        lease_ttl_s: float = 20.0,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.client = client
+        self.policy = policy or BreakerPolicy()
+        self.lease_ttl_s = lease_ttl_s
+        self._policy_fields = self.policy.model_dump()
+        self._rng = rng or random.Random()
+        self._scripts = Scripts(client)
+        self._ids: tuple[str, ...] = ()
+        self._fleet_keys: list[str] = [keys.WORKERS_GENERATION.of()]
+        self._generation = "?"
+        self._loads: dict[str, tuple[list[str], Load | None]] = {}
+
+    async def now(self) -> float:
+        """Redis' clock, in seconds since the epoch."""
+        with translated():
+            seconds, micros = await self.client.time()
+        return float(seconds) + float(micros) / 1e6
+
+    # -- the registry -------------------------------------------------------------------------------------
+
+    async def register(self, spec: WorkerSpec, *, replace: bool = False) -> Registered:
+        """Register a worker. The same spec again changes nothing, unless ``replace`` asks for a new life."""
+        given = {
+            "url": spec.url,
+            "given_runtime": spec.runtime or "",
+            "given_models": _packed(spec.models),
+            "weight": repr(spec.weight),
+            "api_key_env": spec.api_key_env or "",
+            "max_running": str(spec.max_running or ""),
+        }
+        answer = await self._scripts.run(
+            "register",
+            [
+                keys.WORKERS.of(),
+                keys.WORKERS_GENERATION.of(),
+                *_of(spec.id, keys.WORKER, keys.LOAD, keys.LIMIT, keys.BREAKER, keys.DEFERRAL, keys.MEMO),
+            ],
+            [spec.id, _json(given), spec.max_running or DEFAULT_LIMIT, "replace" if replace else "keep"],
+        )
+        return Registered(spec.id, int(answer[0]), str(answer[1]))
+
+    async def remove(self, name: str, *, incarnation: int | None = None) -> bool:
+        """Forget a worker; False when it is not there, or lives another incarnation than the one given."""
+        worker = worker_id(name) if "://" in name else name
+        removed = await self._scripts.run(
+            "remove",
+            [
+                keys.WORKERS.of(),
+                keys.WORKERS_GENERATION.of(),
+                *_of(worker, *keys.OF_WORKER, keys.MEMO),
+            ],
+            [worker, "any" if incarnation is None else str(incarnation)],
+        )
+        return bool(removed)
+
+    async def drain(self, name: str, *, deadline_s: float) -> None:
+        """Let a worker take no new lease; it is removed when its leases are gone or ``deadline_s`` is over.
+
+        Raises UnknownWorker.
+        """
+        worker = worker_id(name) if "://" in name else name
+        if not await self._scripts.run("drain", _of(worker, keys.WORKER), [repr(deadline_s)]):
+            raise UnknownWorker(f"no worker {name} is registered; see: forebay workers list")
+
+    async def write_state(
+        self,
+        worker: str,
+        incarnation: int,
+        state: WorkerState,
+        *,
+        reason: str = "",
+        models: Iterable[str] | None = None,
+        max_model_len: int | None = None,
+        runtime: Runtime | None = None,
+        version: str | None = None,
+    ) -> bool:
+        """Write what was found out about a worker; None leaves a field. False: another incarnation stands."""
+        fields: list[str] = ["reason", reason]
+        if models is not None:
+            fields += ["models", _packed(models)]
+        if max_model_len is not None:
+            fields += ["max_model_len", str(max_model_len)]
+        if runtime is not None:
+            fields += ["runtime", runtime.value]
+        if version is not None:
+            fields += ["version", version]
+        return bool(
+            await self._scripts.run(
+                "write_state",
+                _of(worker, keys.WORKER, keys.MEMO),
+                [str(incarnation), state.value, *fields],
+            )
+        )
+
+    async def next_incarnation(self, worker: str, seen: int, reason: str) -> int:
+        """Start the next incarnation of a worker that was seen to live a new life; the load and memo go.
+
+        Returns the incarnation that now stands: another observer may have been first. 0: no such worker.
+        """
+        found = await self._scripts.run(
+            "next_incarnation",
+            [
+                *_of(worker, keys.WORKER),
+                keys.WORKERS_GENERATION.of(),
+                *_of(worker, keys.LOAD, keys.MEMO),
+            ],
+            [str(seen), reason],
+        )
+        return int(found)
+
+    # -- what the monitor writes --------------------------------------------------------------------------
+
+    async def write_load(self, worker: str, incarnation: int, load: Load) -> bool:
+        """Replace the load (stamps on Redis' clock). False: another incarnation or a newer load stands."""
+        fields = [text for item in load.to_hash().items() for text in item]
+        return bool(
+            await self._scripts.run(
+                "write_load",
+                _of(worker, keys.WORKER, keys.LOAD),
+                [str(incarnation), repr(load.sampled_at), *fields],
+            )
+        )
+
+    async def write_limit(self, worker: str, incarnation: int, value: int, reason: str, *, seen: int) -> bool:
+        """Set the limit. ``seen`` is the version it was computed from; False: it changed since."""
+        return bool(
+            await self._scripts.run(
+                "write_limit",
+                _of(worker, keys.WORKER, keys.LIMIT),
+                [str(incarnation), str(seen), str(max(1, value)), reason],
+            )
+        )
+
+    async def set_memo(self, worker: str, incarnation: int, reason: str, ttl_s: float) -> bool:
+        """Note that this incarnation has no ``/v1/loads``; False: another stands, or it is not ready."""
+        return bool(
+            await self._scripts.run(
+                "set_memo", _of(worker, keys.WORKER, keys.MEMO), [str(incarnation), reason, repr(ttl_s)]
+            )
+        )
+
+    async def clear_memo(self, worker: str) -> None:
+        """Drop the memo: the endpoint was found, or shall be looked for again."""
+        with translated():
+            await self.client.delete(keys.MEMO.of(worker))
+
+    async def memos(self, workers: Sequence[str]) -> dict[str, Memo]:
+        """The memos that stand, by worker."""
+        with translated():
+            async with self.client.pipeline(transaction=False) as pipeline:
+                for worker in workers:
+                    pipeline.hgetall(keys.MEMO.of(worker))
+                found = await pipeline.execute()
+        return {
+            worker: Memo(fields["reason"], int(fields["incarnation"]), float(fields["until"]))
+            for worker, fields in zip(workers, found, strict=True)
+            if fields
+        }
+
+    async def trip(self, worker: str, incarnation: int | None, reason: str, *, seconds: float = 0.0) -> bool:
+        """Open the breaker from outside; ``seconds`` 0: as long as the policy says. False: it was open."""
+        return bool(
+            await self._scripts.run(
+                "trip",
+                _of(worker, keys.WORKER, keys.BREAKER),
+                [
+                    "any" if incarnation is None else str(incarnation),
+                    reason,
+                    repr(self._jitter()),
+                    _json(self._policy_fields),
+                    repr(seconds),
+                ],
+            )
+        )
+
+    async def reset_breaker(self, worker: str) -> None:
+        """Close the breaker by hand. Raises UnknownWorker."""
+        if not await self._scripts.run("reset_breaker", _of(worker, keys.WORKER, keys.BREAKER), []):
+            raise UnknownWorker(f"no worker {worker} is registered; see: forebay workers list")
+
+    async def monitor_heartbeat(self, name: str, ttl_s: float) -> tuple[str, ...]:
+        """Mark a monitor live; returns the names of all live ones, sorted."""
+        return tuple(await self._scripts.run("heartbeat", [keys.MONITORS.of()], [name, repr(ttl_s)]))
+
+    # -- looking ------------------------------------------------------------------------------------------
+
+    async def view(self) -> FleetView:
+        """The whole fleet at one moment: one script call, two when the list of workers has changed."""
+        while True:
+            answer = await self._scripts.run("fleet", self._fleet_keys, [self._generation])
+            if str(answer[1]) == self._generation:
+                return self._to_view(answer)
+            await self._read_ids(str(answer[1]))
+
+    async def _read_ids(self, generation: str) -> None:
+        with translated():
+            members = await self.client.smembers(keys.WORKERS.of())
+        self._ids = tuple(sorted(str(member) for member in members))
+        self._fleet_keys = [keys.WORKERS_GENERATION.of()]
+        for worker in self._ids:
+            self._fleet_keys += _of(worker, *keys.OF_WORKER)
+        self._generation = generation
+        self._loads = {worker: seen for worker, seen in self._loads.items() if worker in members}
+
+    def _to_view(self, answer: list[list[object]]) -> FleetView:
+        workers = tuple(
+            self._to_worker(worker, entry)
+            for worker, entry in zip(self._ids, answer[2:], strict=True)
+            if entry[0]  # a worker removed between the two reads has no record
+        )
+        return FleetView(now_s=float(str(answer[0])), generation=int(self._generation), workers=workers)
+
+    def _to_worker(self, worker: str, entry: Sequence[object]) -> WorkerView:
+        record, limit, breaker, deferral = (_fields(entry[i]) for i in (0, 2, 3, 4))
+        given_models = _unpacked(record.get("given_models", ""))
+        runtime = record.get("given_runtime") or record.get("runtime")
+        return WorkerView(
+            id=worker,
+            url=record["url"],
+            runtime=Runtime(runtime) if runtime else None,
+            state=WorkerState(record["state"]),
+            incarnation=int(record["incarnation"]),
+            models=frozenset(given_models or _unpacked(record.get("models", ""))),
+            max_model_len=_int(record.get("max_model_len")),
+            max_running=_int(record.get("max_running")),
+            weight=float(record.get("weight", "1")),
+            api_key_env=record.get("api_key_env") or None,
+            version=record.get("version"),
+            load=self._to_load(worker, entry[1]),
+            limit=int(limit.get("value", "1")),
+            limit_reason=limit.get("reason", ""),
+            limit_since=float(limit.get("since", "0")),
+            limit_version=int(limit.get("version", "0")),
+            leases=_count(entry[5]),
+            leases_since_sample=_count(entry[6]),
+            tokens_since_sample=_count(entry[7]),
+            breaker=BreakerState(breaker.get("state", "closed")),
+            breaker_open_until=float(breaker.get("open_until", "0")),
+            breaker_reason=breaker.get("reason", ""),
+            breaker_trips=int(breaker.get("trips", "0")),
+            deferred_until=float(deferral.get("until", "0")),
+            reason=record.get("reason", ""),
+            since=float(record.get("since", "0")),
+            drain_until=float(record["drain_until"]) if "drain_until" in record else None,
+        )
+
+    def _to_load(self, worker: str, flat: object) -> Load | None:
+        # A load is read many times between two samples: validate it once.
+        fields = _list(flat)
+        seen = self._loads.get(worker)
+        if seen is None or seen[0] != fields:
+            seen = self._loads[worker] = (fields, Load.from_hash(_fields(fields)))
+        return seen[1]
+
+    # -- leases -------------------------------------------------------------------------------------------
+
+    async def acquire(self, asks: Sequence[Ask]) -> list[Grant | tuple[Refusal, ...]]:
+        """Take a lease for each ask on the first candidate that admits it; the others say why not."""
+        workers, numbers = _numbered(worker for ask in asks for worker in ask.candidates)
+        payload = {
+            "ttl_s": self.lease_ttl_s,
+            "default_limit": 1,
+            "policy": self._policy_fields,
+            "asks": [
+                {"id": ask.lease, "candidates": [numbers[worker] for worker in ask.candidates]}
+                for ask in asks
+            ],
+        }
+        answers = await self._scripts.run("acquire", _of_all(workers, _ACQUIRE_KEYS), [_json(payload)])
+        return [_to_grant(answer, workers) for answer in msgspec.json.decode(answers)]
+
+    async def settle(self, ends: Sequence[End]) -> int:
+        """End attempts: free their leases and tell breaker, deferral and limit. Repeating it changes nothing.
+
+        Returns how many leases were freed.
+        """
+        workers, numbers = _numbered(end.worker_id for end in ends)
+        payload = {
+            "policy": self._policy_fields,
+            "ends": [
+                {
+                    "id": end.lease,
+                    "worker": numbers[end.worker_id],
+                    "epoch": end.epoch,
+                    "verdict": end.verdict.value,
+                    "reason": end.reason,
+                    "jitter": self._jitter(),
+                    "defer_s": end.defer_s,
+                    "halve": end.halve,
+                }
+                for end in ends
+            ],
+        }
+        return int(await self._scripts.run("settle", _of_all(workers, _SETTLE_KEYS), [_json(payload)]))
+
+    async def renew(self, leases: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+        """Keep leases (by worker) alive for another term; returns the ids of those that were gone already."""
+        workers = [worker for worker, held in leases.items() if held]
+        if not workers:
+            return ()
+        payload = {
+            "ttl_s": self.lease_ttl_s,
+            "trial_s": self.policy.trial_s,
+            "leases": [list(leases[worker]) for worker in workers],
+        }
+        gone = await self._scripts.run(
+            "renew", _of_all(workers, (keys.LEASES, keys.BREAKER)), [_json(payload)]
+        )
+        return tuple(msgspec.json.decode(gone))
+
+    def _jitter(self) -> float:
+        return self._rng.uniform(-0.1, 0.1)
+
+
+def _of(worker: str, *families: keys.Key) -> list[str]:
+    return [family.of(worker) for family in families]
+
+
+def _of_all(workers: Iterable[str], families: tuple[keys.Key, ...]) -> list[str]:
+    return [family.of(worker) for worker in workers for family in families]
+
+
+def _numbered(names: Iterable[str]) -> tuple[list[str], dict[str, int]]:
+    numbers: dict[str, int] = {}
+    for name in names:
+        numbers.setdefault(name, len(numbers) + 1)
+    return list(numbers), numbers
+
+
+def _to_grant(answer: Mapping[str, object], workers: list[str]) -> Grant | tuple[Refusal, ...]:
+    match answer:
+        case {"worker": int(number), "epoch": int(epoch), "trial": bool(trial)}:
+            return Grant(workers[number - 1], epoch, trial)
+        case {"refused": list(refused)}:
+            return tuple(Refusal(workers[int(n) - 1], str(why), float(at)) for n, why, at in refused)
+        case {"refused": dict()}:  # how Lua encodes an empty list
+            return ()
+        case _:
+            raise AssertionError(f"acquire answered {answer!r}")
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _packed(names: Iterable[str]) -> str:
+    """Names as JSON text: readable in redis-cli, safe for names with spaces or commas."""
+    return _json(sorted(names)) if names else ""
+
+
+def _unpacked(text: str) -> list[str]:
+    return msgspec.json.decode(text, type=list[str]) if text else []
+
+
+def _list(flat: object) -> list[str]:
+    assert isinstance(flat, list)
+    return flat
+
+
+def _fields(flat: object) -> dict[str, str]:
+    items = _list(flat)
+    return dict(zip(items[::2], items[1::2], strict=True))
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text else None
+
+
+def _count(value: object) -> int:
+    return int(str(value))
