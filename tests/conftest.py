@@ -67,11 +67,11 @@ def _wait_until_it_answers(socket: Path, process: subprocess.Popen[bytes]) -> No
 
 
 @pytest.fixture
-def redis_url(valkey_server: str) -> Iterator[str]:
+def redis_url(valkey_server: str) -> str:
     """URL of an empty database on the real server."""
     with redis.Redis.from_url(valkey_server) as client:
         client.flushall()
-    yield valkey_server
+    return valkey_server
 
 
 @pytest.fixture

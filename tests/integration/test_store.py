@@ -1,4 +1,4 @@
-"""The door to Redis, over a real Valkey and over fakeredis alike, so that the fake is trusted as far as it agrees."""
+"""The door to Redis, over a real Valkey and fakeredis alike: the fake is trusted as far as it agrees."""
 
 from __future__ import annotations
 
