@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import redis
 import redis.asyncio
@@ -89,6 +90,11 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
+
+
+def text_fields(fields: Mapping[Any, Any]) -> dict[str, str]:
+    """A hash as our decoding client returns it; redis-py's types cannot tell that it decodes."""
+    return {str(name): str(value) for name, value in fields.items()}
 
 
 @dataclass(frozen=True, slots=True)

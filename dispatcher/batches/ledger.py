@@ -1,0 +1,235 @@
+"""The one door to Redis for batches: what is known of each, its shards' claims, how far it is.
+
+Redis holds O(shards) of a batch: no bodies, no results. The record's meaning is `record`'s subject, its files
+are `storage`'s. Every method raises StoreUnavailable when Redis does not answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dispatcher.batches.record import BatchRecord, BatchStatus, BatchUsage, RequestCounts
+from workers import keys
+from workers.connection import AsyncRedis, text_fields, translated
+from workers.errors import Fenced
+from workers.scripts import Scripts
+
+_SHARD_FIELD = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """The right to answer one shard. A later claim of the same shard fences this one."""
+
+    batch_id: str
+    shard: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """How far a shard is, in absolute numbers: lines, tokens that engines counted, planned cost in tokens."""
+
+    completed: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What a progress report learns of the batch."""
+
+    shards_done: int
+    shards: int
+    status: str
+
+    @property
+    def all_done(self) -> bool:
+        """Whether this was the last shard: whoever sees it queues the finaliser."""
+        return self.shards_done >= self.shards
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A batch as Redis knows it. Times are seconds on Redis' clock."""
+
+    id: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    prompt_tokens: int
+    completion_tokens: int
+    cost_total: int
+    cost_done: int
+    shards: int
+    shards_done: int
+    queue: str
+    created_at: float
+    expires_at: float
+    fields: Mapping[str, str] = field(repr=False)
+    """Everything that is written, times of all moves (``<status>_at``) included."""
+
+
+class Ledger:
+    """Batches in one Redis."""
+
+    def __init__(self, client: AsyncRedis) -> None:
+        self.client = client
+        self._scripts = Scripts(client, "dispatcher")
+
+    async def open(self, batch_id: str, created_at: float, fields: Mapping[str, str]) -> bool:
+        """Make a batch known with its first fields; False when it was known, then nothing changes."""
+        flat = [text for item in fields.items() for text in item]
+        opened = await self._scripts.run(
+            "open_batch", [keys.BATCHES.of(), keys.BATCH.of(batch_id)], [batch_id, repr(created_at), *flat]
+        )
+        return bool(opened)
+
+    async def move(
+        self, batch_id: str, new: str, *, among: Iterable[str], fields: Mapping[str, str] | None = None
+    ) -> str:
+        """Move a batch to status ``new`` if it stands in one ``among`` those; returns the status that stands.
+
+        The empty string: there is no such batch.
+        """
+        old = list(among)
+        flat = [text for item in (fields or {}).items() for text in item]
+        _, standing = await self._scripts.run(
+            "move_batch", [keys.BATCH.of(batch_id)], [new, len(old), *old, *flat]
+        )
+        return str(standing)
+
+    async def claim(self, batch_id: str, shard: int, owner: str) -> Claim | str:
+        """Claim a shard, or the batch's status ('' when it is gone) when it is not in progress."""
+        number, status = await self._scripts.run(
+            "claim_shard", [keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id)], [shard, owner]
+        )
+        return Claim(batch_id, shard, int(number)) if int(number) else str(status)
+
+    async def progress(self, claim: Claim, owner: str, tally: Tally, *, done: bool) -> Standing:
+        """Report how far a claimed shard is. Raises Fenced when a later claim stands."""
+        stands, shards_done, shards, status = await self._scripts.run(
+            "shard_progress",
+            [keys.BATCH.of(claim.batch_id), keys.BATCH_SHARDS.of(claim.batch_id)],
+            [
+                claim.shard,
+                claim.number,
+                owner,
+                "done" if done else "running",
+                tally.completed,
+                tally.failed,
+                tally.prompt_tokens,
+                tally.completion_tokens,
+                tally.cost,
+            ],
+        )
+        if not int(stands):
+            raise Fenced(f"shard {claim.shard} of {claim.batch_id} was claimed anew")
+        return Standing(int(shards_done), int(shards), str(status))
+
+    async def entry(self, batch_id: str) -> Entry | None:
+        """One batch, or None."""
+        with translated():
+            fields = text_fields(await self.client.hgetall(keys.BATCH.of(batch_id)))
+        return _to_entry(batch_id, fields) if fields else None
+
+    async def entries(self, batch_ids: Sequence[str]) -> dict[str, Entry]:
+        """Those of the batches that are known, in one round trip."""
+        with translated():
+            async with self.client.pipeline(transaction=False) as pipeline:
+                for batch_id in batch_ids:
+                    pipeline.hgetall(keys.BATCH.of(batch_id))
+                found = await pipeline.execute()
+        return {
+            batch_id: _to_entry(batch_id, text_fields(fields))
+            for batch_id, fields in zip(batch_ids, found, strict=True)
+            if fields
+        }
+
+    async def recent(self, limit: int = 100) -> list[Entry]:
+        """The newest batches, newest first."""
+        with translated():
+            ids = [str(name) for name in await self.client.zrevrange(keys.BATCHES.of(), 0, limit - 1)]
+        return list((await self.entries(ids)).values())
+
+    async def set_fields(self, batch_id: str, fields: Mapping[str, str]) -> None:
+        """Write fields that no move depends on."""
+        with translated():
+            await self.client.hset(keys.BATCH.of(batch_id), mapping={**fields})
+
+    async def shards_done(self, batch_id: str) -> set[int]:
+        """Numbers of the shards that are done."""
+        with translated():
+            shards = text_fields(await self.client.hgetall(keys.BATCH_SHARDS.of(batch_id)))
+        return {
+            int(shard)
+            for shard, text in shards.items()
+            if dict(_SHARD_FIELD.findall(text)).get("state") == "done"
+        }
+
+    async def forget(self, batch_id: str) -> None:
+        """Remove everything that is known of a batch."""
+        with translated():
+            await self.client.delete(keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id))
+            await self.client.zrem(keys.BATCHES.of(), batch_id)
+
+    async def now(self) -> float:
+        """Redis' clock, in seconds since the epoch."""
+        with translated():
+            seconds, micros = await self.client.time()
+        return float(seconds) + float(micros) / 1e6
+
+
+def record_of(entry: Entry) -> BatchRecord:
+    """The batch as everyone sees it: what was said when it was opened, and where it stands now."""
+    opened = BatchRecord.model_validate_json(entry.fields["record"])
+    times = {
+        f"{status}_at": int(float(entry.fields[f"{status}_at"]))
+        for status in BatchStatus
+        if f"{status}_at" in entry.fields and f"{status}_at" in BatchRecord.model_fields
+    }
+    usage = BatchUsage(
+        input_tokens=entry.prompt_tokens,
+        output_tokens=entry.completion_tokens,
+        total_tokens=entry.prompt_tokens + entry.completion_tokens,
+    )
+    return opened.model_copy(
+        update={
+            "status": BatchStatus(entry.status),
+            "request_counts": RequestCounts(
+                total=entry.total, completed=entry.completed, failed=entry.failed
+            ),
+            "usage": usage if usage.total_tokens else None,
+            "output_file_id": entry.fields.get("output_file_id") or None,
+            "error_file_id": entry.fields.get("error_file_id") or None,
+            **times,
+        }
+    )
+
+
+def _to_entry(batch_id: str, fields: Mapping[str, str]) -> Entry:
+    def number(name: str) -> int:
+        return int(fields.get(name) or 0)
+
+    return Entry(
+        id=batch_id,
+        status=fields["status"],
+        total=number("total"),
+        completed=number("completed"),
+        failed=number("failed"),
+        prompt_tokens=number("prompt_tokens"),
+        completion_tokens=number("completion_tokens"),
+        cost_total=number("cost_total"),
+        cost_done=number("cost_done"),
+        shards=number("shards"),
+        shards_done=number("shards_done"),
+        queue=fields.get("queue", "default"),
+        created_at=float(fields.get("created_at") or 0),
+        expires_at=float(fields.get("expires_at") or 0),
+        fields=fields,
+    )

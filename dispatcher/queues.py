@@ -1,0 +1,153 @@
+"""Putting jobs on RQ's queues. Taking them off is `claims`' subject; what they do is `jobs`' and `service`'s.
+
+Synchronous, as RQ is: call it from a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rq import Queue, Retry
+from rq.exceptions import NoSuchJobError
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.utils import as_text
+
+from dispatcher import jobs
+from workers.connection import SyncRedis, translated
+
+QUEUES = ("high", "default", "low")
+"""A fleet's queues, most urgent first."""
+
+_RETRIES = 100
+"""How often a job may be taken up again after its dispatcher died."""
+_PENDING = ("queued", "started", "deferred", "scheduled")
+_ENQUEUE_CHUNK = 500
+_NO_TIMEOUT = -1
+
+
+def shard_job_id(batch_id: str, shard: int) -> str:
+    """The id of the RQ job that carries a shard: a shard is queued at most once."""
+    return f"{batch_id}.{shard}"
+
+
+def finalise_job_id(batch_id: str) -> str:
+    """The id of the RQ job that finalises a batch."""
+    return f"{batch_id}.finalise"
+
+
+def queue(connection: SyncRedis, name: str) -> Queue:
+    """One of RQ's queues, with the JSON serializer: nothing pickled is ever read."""
+    return Queue(name, connection=connection, serializer=JSONSerializer)
+
+
+def enqueue_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterable[int]) -> int:
+    """Queue one job for each shard, in order. A shard whose job is queued already is not queued twice.
+
+    Returns how many were queued. Raises StoreUnavailable.
+    """
+    wanted = list(shards)
+    target = queue(connection, name)
+    queued = 0
+    with translated():
+        for start in range(0, len(wanted), _ENQUEUE_CHUNK):
+            chunk = wanted[start : start + _ENQUEUE_CHUNK]
+            absent = _absent(connection, [shard_job_id(batch_id, shard) for shard in chunk])
+            new = [shard for shard in chunk if shard_job_id(batch_id, shard) in absent]
+            target.enqueue_many([_shard_job(batch_id, shard) for shard in new])
+            queued += len(new)
+    return queued
+
+
+def _absent(connection: SyncRedis, job_ids: Sequence[str]) -> set[str]:
+    """Those of the jobs that neither wait nor run; one that failed or ended may be queued again."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in job_ids:
+            pipeline.hget(Job.key_for(job_id), "status")
+        statuses = pipeline.execute()
+    return {
+        job_id
+        for job_id, status in zip(job_ids, statuses, strict=True)
+        if as_text(status or b"") not in _PENDING
+    }
+
+
+def _shard_job(batch_id: str, shard: int) -> Any:
+    return Queue.prepare_data(
+        jobs.RUN_SHARD,
+        args=(batch_id, shard),
+        job_id=shard_job_id(batch_id, shard),
+        description=f"{batch_id} shard {shard}",
+        retry=Retry(max=_RETRIES, enqueue_at_front=True),
+        timeout=_NO_TIMEOUT,
+        result_ttl=0,
+    )
+
+
+def enqueue_finalise(connection: SyncRedis, name: str, batch_id: str) -> None:
+    """Queue the finaliser, ahead of other work, unless it is queued or running. Raises StoreUnavailable."""
+    with translated():
+        if not _absent(connection, [finalise_job_id(batch_id)]):
+            return
+        queue(connection, name).enqueue(
+            jobs.FINALISE_BATCH,
+            args=(batch_id,),
+            job_id=finalise_job_id(batch_id),
+            description=f"{batch_id} finalise",
+            retry=Retry(max=_RETRIES, enqueue_at_front=True),
+            job_timeout=_NO_TIMEOUT,
+            result_ttl=0,
+            at_front=True,
+        )
+
+
+def enqueue_request(
+    connection: SyncRedis,
+    name: str,
+    body: dict[str, Any],
+    *,
+    url: str = "/v1/chat/completions",
+    timeout_s: float | None = None,
+    result_ttl_s: int = 3600,
+) -> str:
+    """Queue one inline request; returns the RQ job's id, by which RQ's API gives its result."""
+    with translated():
+        job = queue(connection, name).enqueue(
+            jobs.RUN_REQUEST,
+            args=(body,),
+            kwargs={"url": url, "timeout_s": timeout_s},
+            description=f"inline request {url}",
+            retry=Retry(max=_RETRIES),
+            job_timeout=_NO_TIMEOUT,
+            result_ttl=result_ttl_s,
+        )
+    return str(job.id)
+
+
+def drop_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterable[int]) -> int:
+    """Remove the queued jobs of a batch's shards; those running are their dispatcher's business.
+
+    Returns how many were removed from the queue.
+    """
+    target = queue(connection, name)
+    dropped = 0
+    with translated():
+        for shard in shards:
+            try:
+                job = Job.fetch(
+                    shard_job_id(batch_id, shard), connection=connection, serializer=JSONSerializer
+                )
+            except NoSuchJobError:
+                continue
+            if job.get_status(refresh=False) == "queued":
+                target.remove(job)
+                job.delete()
+                dropped += 1
+    return dropped
+
+
+def waiting_jobs(connection: SyncRedis, names: Iterable[str] = QUEUES) -> dict[str, int]:
+    """How many jobs wait in each queue."""
+    with translated():
+        return {name: queue(connection, name).count for name in names}
