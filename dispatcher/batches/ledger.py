@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from dispatcher.batches.record import BatchRecord, BatchStatus, BatchUsage, RequestCounts
 from workers import keys
@@ -160,7 +161,7 @@ class Ledger:
     async def set_fields(self, batch_id: str, fields: Mapping[str, str]) -> None:
         """Write fields that no move depends on."""
         with translated():
-            await self.client.hset(keys.BATCH.of(batch_id), mapping={**fields})
+            await self.client.hset(keys.BATCH.of(batch_id), mapping=dict[Any, Any](fields))
 
     async def shards_done(self, batch_id: str) -> set[int]:
         """Numbers of the shards that are done."""
