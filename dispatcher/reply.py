@@ -1,0 +1,52 @@
+"""What came back from a worker: an HTTP reply, or the failure to get one. Records only.
+
+Getting one belongs to ``send``; what follows from it, to ``outcome``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete HTTP answer, whatever its status."""
+
+    status: int
+    body: bytes
+    """As it came; complete, not checked."""
+    elapsed_s: float
+    content_type: str | None = None
+    retry_after: str | None = None
+    """The header's text, not parsed."""
+
+
+class FailureKind(StrEnum):
+    """Why there is no reply.
+
+    connect: refused, no route, unknown name, TLS. connect_timeout: no connection in time. broken: the
+    connection was lost before a reply began. cut_off: it was lost in the middle of the reply. protocol:
+    what came was not HTTP. timeout: the time given to the request ran out. too_large: the reply is bigger
+    than we keep. unsendable: the request itself is at fault (an impossible URL, header or body), no
+    worker was asked.
+    """
+
+    CONNECT = "connect"
+    CONNECT_TIMEOUT = "connect_timeout"
+    BROKEN = "broken"
+    CUT_OFF = "cut_off"
+    PROTOCOL = "protocol"
+    TIMEOUT = "timeout"
+    TOO_LARGE = "too_large"
+    UNSENDABLE = "unsendable"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """There is no complete reply."""
+
+    kind: FailureKind
+    elapsed_s: float
+    detail: str = ""
+    """For people and logs: names the error, never contents of a request or a key."""
