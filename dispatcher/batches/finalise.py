@@ -18,7 +18,7 @@ from dispatcher.batches.backend import Sink
 from dispatcher.batches.disk import read_at
 from dispatcher.batches.errors import ChangedInputError, DamagedPartError, MissingLinesError
 from dispatcher.batches.parse import read_custom_id
-from dispatcher.batches.parts import INVALID_PART, Entry, first_entries
+from dispatcher.batches.parts import INVALID_PART, INVALID_SHARD, Entry, first_entries, shard_entries
 from dispatcher.batches.plan import Plan
 from dispatcher.batches.ranges import Range, blocks, read_joined
 from dispatcher.batches.results import Usage, error_line, record_id
@@ -110,11 +110,7 @@ def _missing_entries(
 ) -> Iterator[Entry]:
     """Hold the lines that have results against the plan, and fill those that have none."""
     planned = np.concatenate([block["line"] for block in plan.blocks()])
-    if len(np.setdiff1d(answered, planned)) != plan.refused:
-        raise DamagedPartError(
-            f"batch {files.batch_id}: {INVALID_PART} does not hold the {plan.refused} refused lines,"
-            " or other parts hold lines that were not planned"
-        )
+    _check_no_foreign_lines(files, plan, planned, answered)
     missing = np.setdiff1d(planned, answered)
     if not len(missing):
         return
@@ -122,6 +118,21 @@ def _missing_entries(
         raise MissingLinesError(len(missing), tuple(missing[:_NAMED_MISSING].tolist()))
     for line, custom_id in _custom_ids(files, plan, missing):
         yield Entry(line, ok=False, usage=_NO_USAGE, record=fill(line, custom_id))
+
+
+def _check_no_foreign_lines(
+    files: BatchFiles, plan: Plan, planned: NDArray[np.uint32], answered: NDArray[np.uint32]
+) -> None:
+    refused = np.fromiter((entry.line for entry in shard_entries(files, INVALID_SHARD)), np.uint32)
+    if len(refused) != plan.refused:
+        raise DamagedPartError(
+            f"{INVALID_PART} of {files.batch_id} holds {len(refused)} lines, and {plan.refused} were refused"
+        )
+    foreign = np.setdiff1d(answered, np.concatenate((planned, refused)))
+    if len(foreign):
+        raise DamagedPartError(
+            f"the parts of {files.batch_id} hold line {foreign[0]}, which was never planned"
+        )
 
 
 def _custom_ids(files: BatchFiles, plan: Plan, lines: NDArray[np.uint32]) -> Iterator[tuple[int, str]]:

@@ -93,9 +93,14 @@ def done_lines(files: BatchFiles, shard: int | str) -> dict[int, bool]:
     Raises `DamagedPartError`.
     """
     done: dict[int, bool] = {}
-    for entry in _read_all(files, _folder(shard)):
+    for entry in shard_entries(files, shard):
         done.setdefault(entry.line, entry.ok)
     return done
+
+
+def shard_entries(files: BatchFiles, shard: int | str) -> Iterator[Entry]:
+    """Read all entries of a shard, oldest part first, several for a line too. Raises `DamagedPartError`."""
+    return _read_all(files, _folder(shard))
 
 
 def durable_results(files: BatchFiles) -> Iterator[bytes]:
