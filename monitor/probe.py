@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from monitor import lenient
-from monitor.http import Answer, NoAnswer, Target, get
+from monitor.http import Answer, NoAnswer, Silence, Target, get
 from workers.load import Load, LoadSource
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Probed:
 
     verdict: ProbeVerdict
     form: Form
+    unreached: bool = False
+    """There was no connection at all."""
 
 
 _ABSENT_STATUSES = frozenset({404, 405, 410, 501})
@@ -85,7 +87,8 @@ async def probe(
         if isinstance(plain, Answer) and plain.status not in _FORM_REFUSED:
             answer, form = plain, Form.PLAIN
     if isinstance(answer, NoAnswer):
-        return Probed(ProbeVerdict(Verdict.INCONCLUSIVE, answer.reason), form)
+        verdict = ProbeVerdict(Verdict.INCONCLUSIVE, answer.reason)
+        return Probed(verdict, form, unreached=answer.silence is Silence.REFUSED)
     return Probed(judge(answer.status, answer.headers, answer.body, sent_s=sent_s), form)
 
 
@@ -218,8 +221,11 @@ def _running(entry: Mapping[str, Any], waiting: int | None) -> int | None:
 
 
 def _generated(moments: object) -> int | None:
-    # SGLang since 0.5.18: sums over all decode steps so far; the sixth is the tokens they gave.
-    return lenient.count(moments[5]) if isinstance(moments, list) and len(moments) >= 6 else None
+    # SGLang since 0.5.18: sums over all decode steps so far; the first is how many, the sixth the tokens they
+    # gave. Without a step the sums are not kept, or say nothing yet.
+    if not isinstance(moments, list) or len(moments) < 6 or not lenient.number(moments[0]):
+        return None
+    return lenient.count(moments[5])
 
 
 def _disagg_mode(entry: Mapping[str, Any]) -> str | None:

@@ -35,7 +35,7 @@ class _Point:
 
 
 class RateMeter:
-    """Takes the loads of one incarnation in order of their samples; a counter that went down starts it anew."""
+    """Takes the loads of one incarnation in order of their samples; a counter that fell starts it anew."""
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
         self._window_s = window_s
@@ -43,18 +43,20 @@ class RateMeter:
         self._capacity: float | None = None
         self._integral = 0.0
         self._throughput: tuple[float, float] | None = None
+        self._kind: tuple[object, ...] = ()
 
     def add(self, load: Load, *, loaded: bool) -> Rates:
         """The rates with this load counted in.
 
-        ``loaded``: the worker has all the work it can take; only then is a lower rate a sign of less capacity.
+        ``loaded``: the worker has all the work it can take; only then does a lower rate mean less capacity.
         """
         last = self._points[-1] if self._points else None
         if last is not None and load.sampled_at <= last.at_s:
             return self.rates()
         point = _Point(load.sampled_at, self._tokens(load), _as_float(load.success_total))
-        if last is not None and (_fell(last.tokens, point.tokens) or _fell(last.finished, point.finished)):
+        if self._kind != (kind := _kind(load)) or (last is not None and _fell(last, point)):
             self._points.clear()
+            self._kind = kind
         self._points.append(point)
         # One point older than the window stays: it is where the window begins.
         while len(self._points) > 2 and self._points[1].at_s <= point.at_s - self._window_s:
@@ -109,5 +111,11 @@ def _as_float(value: int | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _fell(before: float | None, after: float | None) -> bool:
-    return before is not None and after is not None and after < before
+def _kind(load: Load) -> tuple[object, ...]:
+    """Which counters a load carries: two endpoints of one engine count differently."""
+    return load.source, load.generation_tokens_total is None, load.success_total is None
+
+
+def _fell(last: _Point, point: _Point) -> bool:
+    pairs = ((last.tokens, point.tokens), (last.finished, point.finished))
+    return any(before is not None and after is not None and after < before for before, after in pairs)

@@ -1,7 +1,7 @@
 """Is a worker ready, and for which models? ``/v1/models`` first, else ``/health``.
 
-``judge_models`` and ``judge_health`` are pure; ``check`` asks. When to ask, and what a failure leads to, belongs
-to ``watch``.
+``judge_models`` and ``judge_health`` are pure; ``check`` asks. When to ask, and what a failure leads to,
+belongs to ``watch``.
 """
 
 from __future__ import annotations

@@ -52,16 +52,15 @@ class StallWatch:
         self._busy_since = None
 
     def _note(self, load: Load, now_s: float) -> None:
-        progress = (load.generation_tokens_total, load.success_total)
-        stir = (
+        progress: tuple[float | None, ...] = (
+            load.generation_tokens_total,
             load.prompt_tokens_total,
-            load.waiting_uncached_tokens,
-            load.used_tokens,
-            load.kv_usage_mean,
+            load.success_total,
         )
+        stir = (load.waiting_uncached_tokens, load.used_tokens, load.kv_usage_mean)
         # Without counters, stirring memory is the only sign of progress there is.
-        if progress == (None, None):
-            progress = stir  # type: ignore[assignment]  # compared as a whole only
+        if all(value is None for value in progress):
+            progress = stir
         if progress != self._progress:
             self._progress, self._moved_at = progress, now_s
         if stir != self._stir:

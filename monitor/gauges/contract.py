@@ -47,9 +47,9 @@ COUNTS = (
 class MetricMap:
     """Where one runtime keeps its metrics.
 
-    ``path``: the page on the worker; None: the runtime has none. ``aliases`` gives, for each field, the metric
-    names to look for; the first one present wins. A field without aliases is unknown. ``mandatory`` fields
-    must be on every page.
+    ``path``: the page on the worker; None: the runtime has none. ``aliases`` gives, for each field, the
+    metric names to look for; the first one present wins. A field without aliases is unknown. ``mandatory``
+    fields must be on every page.
     """
 
     path: str | None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from monitor.gauges.contract import Field, MissingMetricsError, UnreadablePageError
 from monitor.gauges.reduce import to_load
-from monitor.http import Answer, NoAnswer, Target, get
+from monitor.http import Answer, NoAnswer, Silence, Target, get
 
 if TYPE_CHECKING:
     import httpx
@@ -20,16 +20,20 @@ if TYPE_CHECKING:
     from workers.load import Load
 
 ACCEPT = "text/plain; version=0.0.4"
-"""Asking for OpenMetrics makes prometheus_client >= 0.23 rename the metrics [prometheus/client_python#1177]."""
+"""Asked for OpenMetrics, prometheus_client >= 0.23 renames the metrics [prometheus/client_python#1177]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Scraped:
-    """A load, or why there is none. ``used`` tells which alias each field was found under."""
+    """A load, or why there is none. ``used`` tells which alias each field was found under.
+
+    ``unreached``: there was no connection at all.
+    """
 
     load: Load | None
     reason: str = ""
     used: Mapping[Field, str] | None = None
+    unreached: bool = False
 
 
 async def scrape(
@@ -48,7 +52,8 @@ async def scrape(
     """
     answer = await get(client, target, path, deadline=deadline, accept=ACCEPT)
     if isinstance(answer, NoAnswer):
-        return Scraped(None, f"metrics: {answer.reason}")
+        unreached = answer.silence is Silence.REFUSED
+        return Scraped(None, f"metrics: {answer.reason}", unreached=unreached)
     return judge(answer, reader, models, sent_s=sent_s)
 
 

@@ -1,0 +1,82 @@
+"""What the limit's rule needs to remember of one incarnation between samples. Pure.
+
+The rule itself is ``workers.limits``; writing its decision belongs to ``service``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from workers.limits import (
+    LimitDecision,
+    LimitInputs,
+    LimitPolicy,
+    memory_full,
+    next_limit,
+    queue_target,
+)
+
+if TYPE_CHECKING:
+    from workers.fleet import WorkerView
+    from workers.load import Load
+
+_REGISTERED_VERSION = 1
+"""The version of the limit that registration writes: nobody has adapted it yet."""
+
+
+@dataclass(slots=True)
+class Limiter:
+    """One incarnation's memory, fed with every load, with a view that is older than its sample."""
+
+    policy: LimitPolicy
+    _been_full: bool = False
+    _over: int = 0
+    _learned: int | None = None
+    _others_before: int = 0
+    _adapting: bool = False
+    _last: tuple[int, int] | None = field(default=None)
+
+    def decide(self, view: WorkerView, load: Load) -> LimitDecision:
+        """The limit that follows from this load; equal to the view's when nothing is to change."""
+        self._note_cut(view)
+        running, waiting, told = load.running, load.waiting, view.max_running or load.max_running
+        full = bool(waiting) or memory_full(load.kv_usage_max, self.policy)
+        if waiting and running:
+            self._learned = running
+        self._over = self._over + 1 if (waiting or 0) > queue_target(running) else 0
+        fresh = view.limit_version <= _REGISTERED_VERSION and not self._adapting
+        decision = next_limit(
+            LimitInputs(
+                limit=None if fresh else view.limit,
+                leases=view.leases,
+                running=running,
+                waiting=waiting,
+                kv_usage=load.kv_usage_max,
+                others=self._others(view, load),
+                slots=told or self._learned,
+                told=told is not None,
+                been_full=self._been_full,
+                over=self._over,
+            ),
+            self.policy,
+        )
+        self._adapting = True
+        self._been_full = self._been_full or full
+        self._last = (view.limit_version, decision.value)
+        return decision
+
+    def _note_cut(self, view: WorkerView) -> None:
+        # Somebody wrote the limit and it is less than we wanted: a 429 halved it, so the worker was full.
+        if self._last is not None:
+            version, wanted = self._last
+            if view.limit_version > version and view.limit < wanted:
+                self._been_full = True
+
+    def _others(self, view: WorkerView, load: Load) -> int:
+        # Requests sent between the count of leases and the sample look like somebody else's, but only in
+        # one sample: the smaller of two in a row is nobody's echo.
+        now = max(0, (load.running or 0) + (load.waiting or 0) - view.leases)
+        smaller = min(now, self._others_before)
+        self._others_before = now
+        return smaller

@@ -1,0 +1,87 @@
+"""The monitor's loop: every worker polled on its own, at its own pace, and what was found written to Redis.
+
+What one worker's poll asks and writes belongs to ``poller``, which workers are ours to ``fleet``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from monitor.clock import RedisClock
+from monitor.fleet import FleetWatcher
+from monitor.poller import Poller
+
+if TYPE_CHECKING:
+    import httpx
+
+    from monitor.settings import MonitorSettings
+    from workers.store import FleetStore
+
+
+def _ignore(_source: str, _seconds: float) -> None:
+    """Nobody measures."""
+
+
+class MonitorService:
+    """One monitor. It is handed its store and its HTTP client, and closes neither."""
+
+    def __init__(
+        self,
+        store: FleetStore,
+        client: httpx.AsyncClient,
+        settings: MonitorSettings,
+        *,
+        environ: Mapping[str, str] = os.environ,
+        rng: random.Random | None = None,
+        on_poll: Callable[[str, float], None] = _ignore,
+    ) -> None:
+        """``on_poll`` hears of every poll: where the load came from, and the seconds it took."""
+        self._store = store
+        self._client = client
+        self._settings = settings
+        self._environ = environ
+        self._rng = rng or random.Random()
+        self._on_poll = on_poll
+        self._clock = RedisClock()
+        self.fleet = FleetWatcher(store, settings, self._clock, self._rng)
+        self._pollers: dict[str, asyncio.Task[None]] = {}
+        self._fast: set[str] = set()
+
+    async def run(self) -> None:
+        """Watch the fleet until cancelled. Outages of Redis or of workers never end it."""
+        async with asyncio.TaskGroup() as tasks:
+            await self.fleet.run(lambda: self._assign(tasks))
+
+    def _assign(self, tasks: asyncio.TaskGroup) -> None:
+        """One poller for every worker of ours, and no other."""
+        for worker in self._pollers.keys() - self.fleet.mine:
+            self._pollers.pop(worker).cancel()
+            self._fast.discard(worker)
+        for worker in self.fleet.mine - self._pollers.keys():
+            self._pollers[worker] = tasks.create_task(self._poll_for_ever(worker), name=f"poll {worker}")
+        self.fleet.hurry = bool(self._fast)
+
+    async def _poll_for_ever(self, worker: str) -> None:
+        loop = asyncio.get_running_loop()
+        poller = Poller(
+            worker,
+            store=self._store,
+            fleet=self.fleet,
+            client=self._client,
+            settings=self._settings,
+            clock=self._clock,
+            environ=self._environ,
+            on_poll=self._on_poll,
+        )
+        # Spread the fleet over the interval instead of asking everybody at once.
+        await asyncio.sleep(self._rng.uniform(0, min(0.2, self._settings.poll_interval_s / 4)))
+        while True:
+            started = loop.time()
+            fast = await poller.turn()
+            (self._fast.add if fast else self._fast.discard)(worker)
+            interval_s = self._settings.fast_interval_s if fast else self._settings.poll_interval_s
+            await asyncio.sleep(max(0.0, started + interval_s - loop.time()))

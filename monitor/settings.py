@@ -1,0 +1,71 @@
+"""Everything a person may set of the monitor: one frozen record.
+
+Flags are read in ``command``; what a setting means to the limit's rule is ``workers.limits``' subject.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from monitor.gauges.mappings import MappingOverride
+from workers.limits import INITIAL_LIMIT, LimitPolicy, Share
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def default_name() -> str:
+    """A name that no other live monitor has: host and process."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class MonitorSettings(BaseSettings):
+    """The monitor's settings; each may come from a ``FOREBAY_...`` variable. Times are in seconds."""
+
+    model_config = SettingsConfigDict(env_prefix="FOREBAY_", frozen=True, extra="forbid")
+
+    redis_url: str = "redis://127.0.0.1:6379/0"
+    name: str = Field(default_factory=default_name, min_length=1, description="this monitor among others")
+    poll_interval_s: PositiveFloat = Field(default=1.0, description="from one poll of a worker to the next")
+    fast_interval_s: PositiveFloat = Field(
+        default=0.25, description="the same while leases press and the worker has /v1/loads"
+    )
+    poll_budget_s: PositiveFloat = Field(default=2.0, description="everything asked of a worker in one poll")
+    readiness_interval_s: PositiveFloat = Field(
+        default=10.0, description="from one look at a ready worker's models to the next"
+    )
+    unready_after: PositiveInt = Field(default=2, description="failed looks in a row that make it unready")
+    memo_ttl_s: PositiveFloat = Field(
+        default=600.0, description="after so long, /v1/loads is looked for again"
+    )
+    stale_after_polls: PositiveInt = Field(default=3, description="an older load fades toward unknown")
+    dead_after_polls: PositiveInt = Field(default=10, description="an older load is unknown")
+    stall_after_s: PositiveFloat = 60.0
+    heartbeat_s: PositiveFloat = Field(
+        default=2.0, description="a killed monitor's workers have moved within two of these"
+    )
+    share: Share = Share.ALL
+    spare_fraction: Fraction = Field(default=0.8, description="in share=spare: what batch work may fill")
+    kv_ceiling: Fraction = 0.9
+    initial_limit: PositiveInt = INITIAL_LIMIT
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = Field(
+        default=None, description="None: no exporter; 0: any free port"
+    )
+    metrics_host: str = "127.0.0.1"
+    mappings: Mapping[str, MappingOverride] = Field(
+        default_factory=dict, description="by runtime or worker id: which metric carries which field"
+    )
+
+    def limit_policy(self) -> LimitPolicy:
+        """The part of it that the limit's rule needs."""
+        return LimitPolicy(
+            share=self.share,
+            spare_fraction=self.spare_fraction,
+            kv_ceiling=self.kv_ceiling,
+            initial=self.initial_limit,
+        )

@@ -1,0 +1,240 @@
+"""One incarnation of one worker under watch: what a tick asks, and what follows from the answers.
+
+A tick returns findings and writes nothing; writing them is ``service``'s work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import structlog
+
+from monitor.credentials import MissingKeyError, target_of
+from monitor.detect import detect
+from monitor.lifecycle import Lifecycle
+from monitor.limiting import Limiter
+from monitor.probe import Form, Verdict
+from monitor.rates import RateMeter
+from monitor.readiness import check
+from monitor.reading import Gauges, Reading, read_load
+from monitor.rebirth import Identity
+from monitor.stall import StallWatch
+from workers.breaker import BreakerState
+from workers.fleet import WorkerState, WorkerView
+from workers.limits import PRESS, LimitDecision, memory_full
+from workers.load import Load, LoadSource
+from workers.spec import Runtime
+
+if TYPE_CHECKING:
+    import httpx
+
+    from monitor.http import Target
+    from monitor.readiness import Readiness
+    from monitor.settings import MonitorSettings
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class StateFinding:
+    """The worker's state, and what it said of itself; None leaves what is known."""
+
+    state: WorkerState
+    reason: str
+    models: tuple[str, ...] | None = None
+    max_model_len: int | None = None
+    runtime: Runtime | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one tick found out, in the order in which it is to be written; None: nothing of that kind.
+
+    ``reborn`` says why this must be another life of the worker; then ``state`` is of the next incarnation and
+    nothing else is there. ``absent`` is the reason of a memo to set; ``available`` says that one may go.
+    ``limit`` is there only when it changes. ``fast``: poll again soon.
+    """
+
+    reborn: str | None = None
+    state: StateFinding | None = None
+    absent: str | None = None
+    available: bool = False
+    load: Load | None = None
+    limit: LimitDecision | None = None
+    stalled: bool = False
+    fast: bool = False
+
+
+class Watch:
+    """The memory of one incarnation; belongs to one task."""
+
+    def __init__(
+        self,
+        view: WorkerView,
+        settings: MonitorSettings,
+        client: httpx.AsyncClient,
+        *,
+        now: Callable[[], float],
+        environ: Mapping[str, str],
+        reborn: bool = False,
+    ) -> None:
+        """``now`` gives Redis' clock, in seconds. ``reborn``: nothing stored is of this incarnation."""
+        self.incarnation = view.incarnation
+        self._settings = settings
+        self._client = client
+        self._now = now
+        self._environ = environ
+        self._policy = settings.limit_policy()
+        self._form = Form.SECTIONS
+        self._gauges = Gauges(view.runtime, view.id, settings.mappings)
+        self._used: object = None
+        self._detected = False
+        self._identity = Identity() if reborn else Identity(view.load, view.version)
+        self._lifecycle = Lifecycle(settings.readiness_interval_s, settings.unready_after)
+        self._readiness = view.reason
+        self._told: StateFinding | None = None
+        self._meter = RateMeter()
+        self._stall = StallWatch(settings.stall_after_s)
+        self._limiter = Limiter(self._policy)
+        self._limit_written_on: int | None = None
+
+    def limit_was_written(self, seen: int) -> None:
+        """The limit decided on version ``seen`` stands; views of that version are out of date."""
+        self._limit_written_on = seen
+
+    async def tick(self, view: WorkerView, *, memo: bool) -> Findings:
+        """One poll within one budget. ``view`` is older than the tick; ``memo``: one stands for this life."""
+        deadline = asyncio.get_running_loop().time() + self._settings.poll_budget_s
+        try:
+            target = target_of(view, self._environ)
+        except MissingKeyError as error:
+            return Findings(state=self._news(view, StateFinding(WorkerState.UNREADY, str(error))))
+        state = StateFinding(view.state, self._readiness)
+        if self._lifecycle.due(view.state, self._now()):
+            state, reborn = await self._look(view, target, deadline)
+            if reborn is not None:
+                return Findings(reborn=reborn, state=state)
+        if state.state is not WorkerState.READY:
+            return Findings(state=self._news(view, state))
+        return await self._read(view, target, state, memo=memo, deadline=deadline)
+
+    # -- readiness and runtime ----------------------------------------------------------------------------
+
+    async def _look(
+        self, view: WorkerView, target: Target, deadline: float
+    ) -> tuple[StateFinding, str | None]:
+        """The state that follows from a look, and why this is another life, if it is."""
+        found = await check(self._client, target, deadline=deadline)
+        now_s = self._now()
+        state = self._lifecycle.next_state(view.state, found, now_s)
+        self._readiness = found.reason
+        finding = StateFinding(state, found.reason, found.models, found.max_model_len)
+        if state is not WorkerState.READY:
+            # It may come back as something else.
+            self._detected = False
+        if not found.ready or self._detected:
+            return finding, None
+        return await self._identify(view, target, found, finding, deadline)
+
+    async def _identify(
+        self, view: WorkerView, target: Target, found: Readiness, finding: StateFinding, deadline: float
+    ) -> tuple[StateFinding, str | None]:
+        detected = await detect(self._client, target, found.models_answer, deadline=deadline)
+        self._detected = detected.runtime is not None
+        if self._gauges.runtime is None and detected.runtime is not None:
+            self._gauges = Gauges(detected.runtime, view.id, self._settings.mappings)
+        finding = replace(finding, runtime=detected.runtime, version=detected.version)
+        return finding, self._identity.meet_version(detected.version)
+
+    def _news(self, view: WorkerView, finding: StateFinding) -> StateFinding | None:
+        """The finding, unless it was told before and still stands."""
+        if finding == self._told and view.state is finding.state:
+            return None
+        self._told = finding
+        return finding
+
+    # -- load ---------------------------------------------------------------------------------------------
+
+    async def _read(
+        self, view: WorkerView, target: Target, state: StateFinding, *, memo: bool, deadline: float
+    ) -> Findings:
+        reading = await read_load(
+            self._client,
+            target,
+            self._gauges,
+            form=self._form,
+            memo=memo,
+            models=view.models,
+            deadline=deadline,
+            sent_s=self._now(),
+        )
+        self._form = reading.form
+        self._log(view, reading)
+        found = Findings(
+            state=self._news(view, self._with_note(state, reading)),
+            absent=_absence(reading),
+            available=reading.verdict is not None and reading.verdict.verdict is Verdict.AVAILABLE,
+        )
+        if reading.load is None:
+            if reading.unreached:
+                self._lifecycle.look_soon()
+            return found
+        if (reborn := self._identity.meet(reading.load)) is not None:
+            return Findings(reborn=reborn)
+        return self._conclude(view, reading.load, found)
+
+    def _with_note(self, state: StateFinding, reading: Reading) -> StateFinding:
+        if self._told is not None and state.models is None:
+            state = replace(self._told, state=state.state, reason=state.reason)
+        return (
+            state
+            if not reading.reason
+            else replace(state, reason=f"{state.reason}; load unknown: {reading.reason}")
+        )
+
+    def _conclude(self, view: WorkerView, load: Load, found: Findings) -> Findings:
+        """What a fresh load leads to: rates, limit, stall."""
+        pressed = view.leases >= PRESS * view.limit
+        loaded = pressed or bool(load.waiting) or memory_full(load.kv_usage_max, self._policy)
+        rates = self._meter.add(load, loaded=loaded)
+        return replace(
+            found,
+            load=load.model_copy(
+                update={
+                    "drain_rate": rates.drain_rate,
+                    "token_rate": rates.token_rate,
+                    "capacity_rate": rates.capacity_rate,
+                }
+            ),
+            limit=self._limit(view, load),
+            stalled=self._stalled(view, load),
+            fast=pressed and load.source is LoadSource.NATIVE,
+        )
+
+    def _limit(self, view: WorkerView, load: Load) -> LimitDecision | None:
+        if view.limit_version == self._limit_written_on:
+            return None
+        decision = self._limiter.decide(view, load)
+        return None if decision.value == view.limit else decision
+
+    def _stalled(self, view: WorkerView, load: Load) -> bool:
+        stalled = self._stall.add(load, leases=view.leases, now_s=self._now())
+        if stalled:
+            self._stall.forgive()
+        return stalled and view.breaker is BreakerState.CLOSED
+
+    def _log(self, view: WorkerView, reading: Reading) -> None:
+        if reading.reason:
+            log.debug("load unknown", worker=view.id, reason=reading.reason)
+        if reading.used is not None and reading.used != self._used:
+            self._used = reading.used
+            log.info("metrics found", worker=view.id, names=sorted(reading.used.values()))
+
+
+def _absence(reading: Reading) -> str | None:
+    verdict = reading.verdict
+    return verdict.reason if verdict is not None and verdict.verdict is Verdict.ABSENT else None
