@@ -1,0 +1,1 @@
+"""The service that takes jobs off queues, decides, sends, and records."""

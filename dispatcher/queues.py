@@ -11,6 +11,7 @@ from typing import Any
 from rq import Queue, Retry
 from rq.exceptions import NoSuchJobError
 from rq.job import Job
+from rq.registry import StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
@@ -145,6 +146,18 @@ def drop_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterabl
                 job.delete()
                 dropped += 1
     return dropped
+
+
+def running_shards(connection: SyncRedis, name: str, batch_id: str) -> int:
+    """How many of a batch's shards a live dispatcher holds."""
+    with translated():
+        registry = StartedJobRegistry(name, connection=connection, serializer=JSONSerializer)
+        running = registry.get_job_ids(cleanup=False)
+    return sum(1 for job_id in running if job_id.startswith(f"{batch_id}.") and not _is_finalise(job_id))
+
+
+def _is_finalise(job_id: str) -> bool:
+    return job_id.endswith(".finalise")
 
 
 def waiting_jobs(connection: SyncRedis, names: Iterable[str] = QUEUES) -> dict[str, int]:

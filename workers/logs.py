@@ -33,3 +33,5 @@ def configure(*, level: str = "info", form: Literal["text", "json"] = "text") ->
     )
     libraries = max(logging.WARNING, logging.getLevelNamesMapping()[level.upper()])
     logging.basicConfig(stream=sys.stderr, level=libraries)
+    for name in ("rq.worker", "rq.job", "rq.queue", "rq.registry"):
+        logging.getLogger(name).setLevel(libraries)  # RQ sets its own to info when it is imported

@@ -1,0 +1,214 @@
+"""One request's life: wait for a lease, send, see what came back, and again until an answer is final.
+
+This is the only retry loop. What an end means stands in `outcome`, what follows in `retry`, where the next
+attempt goes is `placement`'s subject, where the answer is kept that of whoever asked (`shard`, `inline`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import assert_never
+
+import structlog
+
+from dispatcher.outcome import CANCELLED, Outcome, RequestFate, classify
+from dispatcher.placement import Held, Placement
+from dispatcher.reply import Failure, Reply
+from dispatcher.retry import (
+    GiveUp,
+    GiveUpCode,
+    History,
+    RetryPolicy,
+    Settled,
+    TryAgain,
+    next_step,
+    read_timeout_s,
+)
+from dispatcher.scheduler.question import Need
+from dispatcher.scheduler.strategies import Strategies
+from dispatcher.send import Sender
+from workers.errors import SettingsError
+
+log = structlog.get_logger(__name__)
+
+_LEFT_ALONE_S = 10.0
+"""How long a worker that refuses us, or does not serve what is written of it, is left alone by everybody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One inference call. `deadline_s` is on the monotonic clock; what is late then ends with `late_code`."""
+
+    id: str
+    path: str
+    body: bytes
+    need: Need
+    urgency: int
+    deadline_s: float
+    late_code: str
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a request went: its last worker (None: none was asked), attempts sent, times in seconds."""
+
+    worker: str | None = None
+    attempts: int = 0
+    queued_s: float = 0.0
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """An HTTP answer that is final, whatever its status."""
+
+    reply: Reply
+    course: Course
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """There is no HTTP answer, and there will be none."""
+
+    code: str
+    message: str
+    course: Course
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One attempt as an onlooker sees it: for metrics and records, never for decisions."""
+
+    request: Request
+    held: Held
+    outcome: Outcome
+    elapsed_s: float
+
+
+class Attempts:
+    """Runs requests to their end."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        sender: Sender,
+        strategies: Strategies,
+        policy: RetryPolicy,
+        *,
+        request_timeout_s: float,
+        slowest_rate: float,
+        rng: Random,
+        onlooker: Callable[[Seen], None] = lambda _: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._placement = placement
+        self._sender = sender
+        self._strategies = strategies
+        self._policy = policy
+        self._request_timeout_s = request_timeout_s
+        self._slowest_rate = slowest_rate
+        self._rng = rng
+        self._onlooker = onlooker
+        self._clock = clock
+        self._wall_clock = wall_clock
+
+    async def run(self, request: Request) -> Answered | Unanswered:
+        """The request's end. Cancelling it closes the connection, so that the engine stops working on it."""
+        try:
+            self._strategies.for_request(request.need)
+        except SettingsError as error:
+            return Unanswered("invalid_strategy", str(error), Course())
+        history, course, need = History(), Course(), request.need
+        started_s = self._clock()
+        while True:
+            try:
+                async with asyncio.timeout(request.deadline_s - self._clock()):
+                    held = await self._placement.lease(need, request.urgency)
+            except TimeoutError:
+                return Unanswered(request.late_code, "no worker took it before its time was over", course)
+            course = replace(
+                course,
+                worker=held.worker_id,
+                attempts=course.attempts + 1,
+                queued_s=self._clock() - started_s,
+            )
+            answer, outcome = await self._attempt(request, held, history)
+            course = replace(course, latency_s=answer.elapsed_s)
+            step = next_step(
+                outcome,
+                held.worker_id,
+                history,
+                now_s=self._clock(),
+                deadline_s=request.deadline_s,
+                policy=self._policy,
+                rng=self._rng,
+            )
+            match step:
+                case Settled():
+                    return _final(answer, course)
+                case GiveUp(code, message):
+                    late = code is GiveUpCode.REQUEST_TIMEOUT
+                    return Unanswered(request.late_code if late else code.value, message, course)
+                case TryAgain():
+                    history = step.history
+                    need = replace(request.need, tried=step.aside)
+                    await asyncio.sleep(max(0.0, step.not_before_s - self._clock()))
+                case _:
+                    assert_never(step)
+
+    async def _attempt(
+        self, request: Request, held: Held, history: History
+    ) -> tuple[Reply | Failure, Outcome]:
+        remaining_s = request.deadline_s - self._clock()
+        planned_s = read_timeout_s(
+            request.need.asked_tokens, request.need.prompt_tokens, self._request_timeout_s, self._slowest_rate
+        )
+        outcome = CANCELLED
+        elapsed_s = 0.0
+        try:
+            answer = await self._sender.send(
+                held.url,
+                request.path,
+                request.body,
+                api_key=os.environ.get(held.api_key_env) if held.api_key_env else None,
+                timeout_s=min(planned_s, max(0.001, remaining_s)),
+                request_id=request.id,
+            )
+            elapsed_s = answer.elapsed_s
+            outcome = classify(
+                answer,
+                now_s=self._wall_clock(),
+                remaining_s=remaining_s,
+                own_timeout=planned_s <= remaining_s,
+                earlier=history.labels,
+            )
+            return answer, outcome
+        finally:
+            self._end(held, outcome)
+            self._onlooker(Seen(request, held, outcome, elapsed_s))
+
+    def _end(self, held: Held, outcome: Outcome) -> None:
+        defer_s = outcome.defer_s
+        if outcome.unready_for_model or outcome.reread_models:
+            defer_s = max(defer_s, _LEFT_ALONE_S)
+        if outcome.fate not in (RequestFate.DONE, RequestFate.CANCELLED):
+            log.debug("attempt ended", worker=held.worker_id, outcome=outcome.label.value)
+        self._placement.give_back(
+            held, outcome.verdict, outcome.label.value, defer_s=defer_s, halve=outcome.halve_limit
+        )
+
+
+def _final(answer: Reply | Failure, course: Course) -> Answered | Unanswered:
+    match answer:
+        case Reply():
+            return Answered(answer, course)
+        case Failure(kind, _, detail):
+            return Unanswered(kind.value, detail or kind.value, course)
+        case _:
+            assert_never(answer)

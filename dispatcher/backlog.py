@@ -1,0 +1,85 @@
+"""Requests that wait for a lease, in the order they shall get one. Pure: no clock, no I/O.
+
+Who asks the fleet for leases is `placement`. Requests that no worker can tell apart stand in one lane; when
+the head of a lane finds every worker busy, so would the others, and none of them is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from dispatcher.scheduler.question import Need
+
+Granted = TypeVar("Granted")
+
+
+@dataclass(slots=True, eq=False)
+class Waiting(Generic[Granted]):
+    """One request's place. `urgency`: lower goes first; among equals the costlier, then the earlier."""
+
+    need: Need
+    urgency: int
+    serial: int
+    granted: asyncio.Future[Granted] = field(repr=False)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        return (self.urgency, -self.need.cost_tokens, self.serial)
+
+    def __lt__(self, other: Waiting[Granted]) -> bool:
+        return self.rank < other.rank
+
+
+class Backlog(Generic[Granted]):
+    """The lanes. Whoever gave up waiting (a cancelled future) is passed over."""
+
+    def __init__(self) -> None:
+        self._lanes: dict[Hashable, list[Waiting[Granted]]] = {}
+        self._serials = itertools.count()
+        self._count = 0
+
+    def __len__(self) -> int:
+        """How many wait, those who gave up lately perhaps included."""
+        return self._count
+
+    def join(self, need: Need, urgency: int, granted: asyncio.Future[Granted]) -> None:
+        """Wait for a lease, which will be the result of ``granted``."""
+        self.rejoin(Waiting(need, urgency, next(self._serials), granted))
+
+    def rejoin(self, waiting: Waiting[Granted]) -> None:
+        """Wait on, in the old place: an acquire was refused."""
+        heapq.heappush(self._lanes.setdefault(_lane(waiting.need), []), waiting)
+        self._count += 1
+
+    def first(self, closed: set[Hashable]) -> Waiting[Granted] | None:
+        """The first of all whose lane is not in ``closed``, taken out; None when there is none."""
+        best: Hashable = None
+        head: Waiting[Granted] | None = None
+        for key in list(self._lanes):
+            lane = self._lanes[key]
+            while lane and lane[0].granted.done():
+                heapq.heappop(lane)
+                self._count -= 1
+            if not lane:
+                del self._lanes[key]
+            elif key not in closed and (head is None or lane[0] < head):
+                best, head = key, lane[0]
+        if head is not None:
+            heapq.heappop(self._lanes[best])
+            self._count -= 1
+        return head
+
+    @staticmethod
+    def lane(waiting: Waiting[Granted]) -> Hashable:
+        """The lane that a request stands in."""
+        return _lane(waiting.need)
+
+
+def _lane(need: Need) -> Hashable:
+    # Contexts of one power of two fit the same workers, nearly always.
+    return (need.model, need.strategy, need.tried, need.context_tokens.bit_length())

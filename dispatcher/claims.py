@@ -1,0 +1,250 @@
+"""RQ's bookkeeping for a dispatcher: claim jobs, keep them alive, acknowledge, hand back.
+
+Synchronous as RQ is; the service calls it from one thread of its own. What a job does is `service`'s and its
+runners' subject: nothing here imports or calls what a job names. RQ would also import callbacks and post to
+webhooks that a job names; ours never do, since a Redis that others can write to must not mean code execution.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rq import Queue
+from rq.command import parse_payload
+from rq.executions import Execution
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.suspension import is_suspended
+from rq.worker import BaseWorker, WorkerStatus
+
+from workers.connection import SyncRedis, translated
+from workers.errors import ForebayError
+
+HEARTBEAT_S = 5
+"""How often a claimed job is kept alive, in seconds."""
+CLAIM_TTL_S = 20
+"""How long a claimed job is safe from others after the last heartbeat, in seconds."""
+MAINTENANCE_S = 10
+"""How often the jobs of dead dispatchers are looked for, in seconds; RQ's default is ten minutes."""
+AGING_S = 30.0
+"""A queue that was passed over for so long goes first once."""
+
+
+class NotOurJobError(ForebayError):
+    """A job names a function that a dispatcher does not run, or its data cannot be read."""
+
+
+class PlainJob(Job):
+    """An RQ job whose callbacks and webhooks are never imported, called or sent."""
+
+    @property
+    def success_callback(self) -> None:
+        return None
+
+    @property
+    def failure_callback(self) -> None:
+        return None
+
+    @property
+    def stopped_callback(self) -> None:
+        return None
+
+    def send_webhooks(self, status: Any, *, exc_string: str | None = None) -> None:
+        return None
+
+
+@dataclass(slots=True, eq=False)
+class Claimed:
+    """A job that this dispatcher holds. `function` is the dotted path that it names."""
+
+    job: Job
+    queue: Queue
+    execution: Execution
+    function: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return str(self.job.id)
+
+
+class JobClaims(BaseWorker):
+    """The dispatcher as RQ sees it. Every method raises StoreUnavailable when Redis does not answer."""
+
+    job_class = PlainJob
+    log_result_lifespan = False
+
+    def __init__(
+        self,
+        connection: SyncRedis,
+        queues: Iterable[str],
+        *,
+        name: str,
+        functions: Iterable[str],
+        on_stop: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`functions`: dotted paths that may run. `on_stop` gets a job's id, in another thread."""
+        super().__init__(
+            [
+                Queue(queue, connection=connection, serializer=JSONSerializer, job_class=PlainJob)
+                for queue in queues
+            ],
+            name=name,
+            connection=connection,
+            job_class=PlainJob,
+            serializer=JSONSerializer,
+            worker_ttl=CLAIM_TTL_S,
+            job_monitoring_interval=HEARTBEAT_S,
+            maintenance_interval=MAINTENANCE_S,
+            log_job_description=False,
+        )
+        self._functions = frozenset(functions)
+        self._on_stop = on_stop
+        self._clock = clock
+        self._served = dict.fromkeys(self.queue_names(), clock())
+
+    # -- the dispatcher's own life --------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Appear in `rq info`, and listen for RQ's commands."""
+        with translated():
+            self.register_birth()
+            self.subscribe()
+            self.set_state(WorkerStatus.STARTED)
+
+    def close(self) -> None:
+        """Vanish from `rq info`."""
+        with translated():
+            self.register_death()
+        self.unsubscribe()
+
+    def suspended(self) -> bool:
+        """Whether someone ran `rq suspend`."""
+        with translated():
+            return bool(is_suspended(self.connection))
+
+    def maintain(self) -> None:
+        """Requeue the jobs of dead dispatchers, when it is time."""
+        if self.should_run_maintenance_tasks:
+            with translated():
+                self.clean_registries()
+
+    def beat(self, claimed: Iterable[Claimed]) -> None:
+        """Keep this dispatcher and all it holds alive."""
+        with translated():
+            self.heartbeat(CLAIM_TTL_S)
+            for one in claimed:
+                self.maintain_heartbeats(one.job, one.execution)
+
+    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
+        return CLAIM_TTL_S
+
+    # -- one job's life -------------------------------------------------------------------------------------
+
+    def claim(self) -> Claimed | None:
+        """Take the next job, most urgent queue first, or None. A job that is not ours is failed on the way.
+
+        Each queue is popped on its own, by LMOVE into RQ's intermediate queue: a pop over several queues
+        would lose the job when this process dies before it is registered [rq/rq#1716].
+        """
+        with translated():
+            for queue in self._by_turn():
+                while (found := self._pop(queue)) is not None:
+                    claimed = self._begin(*found)
+                    if claimed is not None:
+                        return claimed
+        return None
+
+    def finish(self, claimed: Claimed, result: Any = None) -> None:
+        """Acknowledge a job; its result is kept as long as the job asks."""
+        with translated():
+            self._finalize_success(claimed.job, claimed.queue, claimed.execution, result)
+            self._now_idle()
+
+    def fail(self, claimed: Claimed, error: BaseException, *, retry: bool) -> None:
+        """End a job that could not be done; with `retry` RQ queues it again as often as the job allows."""
+        if not retry:
+            claimed.job.retries_left = 0
+        with translated():
+            self._finalize_failure(
+                claimed.job, claimed.queue, claimed.execution, (type(error), error, error.__traceback__)
+            )
+            self._now_idle()
+
+    def stop(self, claimed: Claimed) -> None:
+        """End a job that someone stopped through RQ."""
+        with translated():
+            self._stopped_job_id = claimed.id
+            self.handle_job_failure(
+                claimed.job, claimed.queue, exc_string="stopped by a command", execution=claimed.execution
+            )
+            self._now_idle()
+
+    def hand_back(self, claimed: Claimed) -> None:
+        """Put a job back at the front of its queue, charging it no retry."""
+        with translated(), self.connection.pipeline() as pipeline:
+            self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
+            claimed.queue._enqueue_job(claimed.job, pipeline=pipeline, at_front=True)  # noqa: SLF001 - RQ's retry does the same, but charges it
+            pipeline.execute()
+            self._now_idle()
+
+    def drop(self, claimed: Claimed) -> None:
+        """Forget a job that someone else holds by now."""
+        self.executions.pop(claimed.execution.id, None)
+
+    def _by_turn(self) -> list[Queue]:
+        now = self._clock()
+        passed_over = [queue for queue in self.queues if now - self._served[queue.name] > AGING_S]
+        return [*passed_over, *(queue for queue in self.queues if queue not in passed_over)]
+
+    def _pop(self, queue: Queue) -> tuple[Job, Queue] | None:
+        self._served[queue.name] = self._clock()
+        found: tuple[Job, Queue] | None = self.queue_class.dequeue_any(
+            [queue], None, self.connection, job_class=self.job_class, serializer=self.serializer
+        )
+        return found
+
+    def _begin(self, job: Job, queue: Queue) -> Claimed | None:
+        function, args, kwargs, refusal = self._read(job)
+        execution = self.prepare_execution(job)
+        self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        claimed = Claimed(job, queue, execution, function, args, kwargs)
+        if refusal is None:
+            return claimed
+        self.fail(claimed, NotOurJobError(refusal), retry=False)
+        return None
+
+    def _read(self, job: Job) -> tuple[str, tuple[Any, ...], dict[str, Any], str | None]:
+        try:
+            function, args, kwargs = str(job.func_name), tuple(job.args), dict(job.kwargs)
+        except Exception:  # noqa: BLE001 - whatever a stranger wrote there, it is no job of ours
+            job.func_name = "unreadable"
+            return "unreadable", (), {}, "the job's data is not JSON; enqueue it with RQ's JSONSerializer"
+        if function in self._functions:
+            return function, args, kwargs, None
+        return function, args, kwargs, f"a dispatcher does not run {function!r}"
+
+    def _now_idle(self) -> None:
+        if not self.executions:
+            self.set_state(WorkerStatus.IDLE)
+
+    def handle_payload(self, message: Any) -> None:
+        """Route RQ's commands: stop-job and stop-execution to whoever runs it; the others as RQ does."""
+        payload = parse_payload(message)
+        match payload.get("command"):
+            case "stop-job":
+                self._on_stop(str(payload.get("job_id", "")))
+            case "stop-execution":
+                execution = self.executions.get(str(payload.get("execution_id", "")))
+                if execution is not None:
+                    self._on_stop(execution.job_id)
+            case _:
+                super().handle_payload(message)
+
+    def execute_job(self, job: Job, queue: Queue) -> NoReturn:
+        raise AssertionError("a dispatcher runs jobs on its own loop, not in RQ's")

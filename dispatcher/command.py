@@ -1,0 +1,56 @@
+"""The command `forebay dispatcher`, also `python -m dispatcher`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import structlog
+import typer
+import uvloop
+from pydantic import ValidationError
+
+from dispatcher.service import Dispatcher
+from dispatcher.settings import DispatcherSettings
+from workers import logs
+from workers.errors import GiveUp
+from workers.settings import explain
+
+log = structlog.get_logger(__name__)
+
+
+def dispatcher(
+    redis: Annotated[str | None, typer.Option(help="Redis or Valkey; also FOREBAY_REDIS_URL")] = None,
+    storage: Annotated[
+        str | None, typer.Option(help="where batches' files are; also FOREBAY_STORAGE")
+    ] = None,
+    queues: Annotated[str | None, typer.Option(help="comma-separated, most urgent first")] = None,
+    name: Annotated[str | None, typer.Option(help="unique; by default made of host and process")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="serve /metrics on this port")] = None,
+    drain_timeout: Annotated[
+        float | None, typer.Option(help="seconds for what is in flight at the end")
+    ] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="text or json")] = "text",
+) -> None:
+    """Take jobs off queues and send their requests to workers."""
+    given: dict[str, Any] = {
+        "redis_url": redis,
+        "storage": storage,
+        "queues": tuple(part.strip() for part in queues.split(",") if part.strip()) if queues else None,
+        "name": name,
+        "metrics_port": metrics_port,
+        "drain_timeout_s": drain_timeout,
+        "log_level": log_level,
+    }
+    try:
+        settings = DispatcherSettings(**{key: value for key, value in given.items() if value is not None})
+        logs.configure(level=settings.log_level, form=log_format)
+        uvloop.run(_run(settings))
+    except (GiveUp, ValidationError) as error:
+        message = explain(error) if isinstance(error, ValidationError) else error
+        typer.echo(f"forebay dispatcher: {message}", err=True)
+        raise typer.Exit(2) from error
+
+
+async def _run(settings: DispatcherSettings) -> None:
+    await Dispatcher(settings).run()

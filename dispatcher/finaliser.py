@@ -1,0 +1,98 @@
+"""The end of a batch: its two files from the durable parts, then its final status. It may be run again.
+
+How the files are made is `batches.finalise`'s subject.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from dispatcher.batches.errors import MissingLinesError
+from dispatcher.batches.finalise import Fill, Totals, fill_with, finalise
+from dispatcher.batches.ledger import Entry, Ledger, record_of
+from dispatcher.batches.plan import open_plan
+from dispatcher.batches.record import BatchStatus
+from dispatcher.batches.storage import ERRORS, OUTPUT, RECORD, Storage
+
+log = structlog.get_logger(__name__)
+
+_CANCELLED = "batch_cancelled"
+
+
+class Finaliser:
+    """Finalises batches."""
+
+    def __init__(self, storage: Storage, ledger: Ledger) -> None:
+        self._storage = storage
+        self._ledger = ledger
+
+    async def run(self, batch_id: str) -> None:
+        """Write the files and flip the status; nothing happens to a batch that has ended or is gone.
+
+        Raises MissingLinesError when a line has no result (the batch is in progress again), StorageError.
+        """
+        entry = await self._ledger.entry(batch_id)
+        if entry is None or BatchStatus(entry.status).final:
+            return
+        if entry.status != BatchStatus.CANCELLING:
+            await self._ledger.move(
+                batch_id, BatchStatus.FINALIZING, among=[BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING]
+            )
+        try:
+            totals = await asyncio.to_thread(self._make_files, entry)
+        except MissingLinesError as error:
+            log.error("a batch is not complete", batch=batch_id, error=str(error))
+            await self._ledger.move(batch_id, BatchStatus.IN_PROGRESS, among=[BatchStatus.FINALIZING])
+            raise
+        await self._end(entry, totals)
+
+    def _make_files(self, entry: Entry) -> Totals:
+        files = self._storage.files(entry.id)
+        return finalise(
+            files,
+            open_plan(files),
+            order="completed" if entry.fields.get("order") == "completed" else "input",
+            fill=_fill(entry),
+        )
+
+    async def _end(self, entry: Entry, totals: Totals) -> None:
+        final = _final_status(entry)
+        folder = f"batches/{entry.id}"
+        await self._ledger.move(
+            entry.id,
+            final,
+            among=[BatchStatus.FINALIZING, BatchStatus.CANCELLING],
+            fields={
+                "completed": str(totals.completed),
+                "failed": str(totals.failed),
+                "prompt_tokens": str(totals.prompt_tokens),
+                "completion_tokens": str(totals.completion_tokens),
+                "output_file_id": f"{folder}/{OUTPUT}" if totals.completed else "",
+                "error_file_id": f"{folder}/{ERRORS}" if totals.failed else "",
+            },
+        )
+        ended = await self._ledger.entry(entry.id)
+        if ended is not None:
+            record = record_of(ended).to_json()
+            await asyncio.to_thread(self._storage.files(entry.id).write, RECORD, record)
+        log.info(
+            "batch ended",
+            batch=entry.id,
+            status=final.value,
+            completed=totals.completed,
+            failed=totals.failed,
+        )
+
+
+def _fill(entry: Entry) -> Fill | None:
+    if entry.status == BatchStatus.CANCELLING:
+        return fill_with(entry.id, _CANCELLED, "the batch was cancelled before this line was answered")
+    return None
+
+
+def _final_status(entry: Entry) -> BatchStatus:
+    if entry.status == BatchStatus.CANCELLING:
+        return BatchStatus.CANCELLED
+    return BatchStatus.EXPIRED if entry.fields.get("late") else BatchStatus.COMPLETED

@@ -1,0 +1,308 @@
+"""Late binding: requests wait here until a worker has room, then lease the one that will finish them soonest.
+
+One task does it all, in passes: free the leases of what has ended, look at the fleet if the last look is
+old, decide for as many of the waiting as there is room for, take their leases in one step. Being alone, it
+never counts a lease twice. How a worker is chosen is `scheduler`'s subject, the order of waiting `backlog`'s,
+what a request does with its lease `attempts`'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from random import Random
+
+import structlog
+
+from dispatcher.backlog import Backlog, Waiting
+from dispatcher.scheduler.decision import Busy, Chosen, Decision, NoWorker, NoWorkerReason, decide
+from dispatcher.scheduler.fleet import FleetModel
+from dispatcher.scheduler.question import Need
+from dispatcher.scheduler.strategies import Strategies
+from workers.breaker import Verdict
+from workers.errors import StoreUnavailable
+from workers.fleet import FleetView, WorkerView
+from workers.store import Ask, End, FleetStore, Grant, lease_id
+
+log = structlog.get_logger(__name__)
+
+_MOST_ASKS = 256
+"""Leases asked for in one step: bounds how long Redis is busy with it."""
+_OUTAGE_PAUSE_S = (0.1, 5.0)
+_WAITING_PER_SLOT = 0.5
+_LEAST_WAITING = 16
+
+
+class Closing(Exception):
+    """This dispatcher ends: who has no lease yet gets none. The request stays as it was for the next."""
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A lease that a request holds, until `Placement.give_back`."""
+
+    lease: str
+    worker_id: str
+    url: str
+    api_key_env: str | None
+    epoch: int
+    tokens: int
+    granted_s: float
+    """On Redis' clock."""
+    decision: Chosen = field(repr=False)
+
+
+class Placement:
+    """Who of the waiting goes where, now."""
+
+    def __init__(
+        self,
+        store: FleetStore,
+        strategies: Strategies,
+        *,
+        owner: str,
+        rng: Random,
+        view_interval_s: float,
+        stale_after_s: float = 3.0,
+        dead_after_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`owner` names this dispatcher in its leases; it is used by no other, and by none after it."""
+        self._store = store
+        self._strategies = strategies
+        self._owner = owner
+        self._rng = rng
+        self._view_interval_s = view_interval_s
+        self._stale_after_s = stale_after_s
+        self._dead_after_s = dead_after_s
+        self._clock = clock
+        self._backlog: Backlog[Held] = Backlog()
+        self._ends: list[tuple[Held, End]] = []
+        self._held: dict[str, Held] = {}
+        self._serials = itertools.count(1)
+        self._fleet = FleetModel(FleetView(now_s=0.0, generation=0))
+        self._workers: dict[str, WorkerView] = {}
+        self._viewed_at = -float("inf")
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._without_worker: NoWorkerReason | None = None
+        self._closing = False
+
+    # -- what a request does --------------------------------------------------------------------------------
+
+    async def lease(self, need: Need, urgency: int) -> Held:
+        """Wait for a lease, as long as it takes. Cancelling gives up the place, or the lease just granted.
+
+        Raises Closing.
+        """
+        if self._closing:
+            raise Closing
+        granted: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
+        self._backlog.join(need, urgency, granted)
+        self._note_room()
+        self._wake.set()
+        try:
+            return await granted
+        except asyncio.CancelledError:
+            if granted.done() and not granted.cancelled():
+                self.give_back(granted.result(), Verdict.NEUTRAL, "cancelled")
+            raise
+
+    def give_back(
+        self, held: Held, verdict: Verdict, reason: str = "", *, defer_s: float = 0.0, halve: bool = False
+    ) -> None:
+        """End an attempt: its lease is freed and its worker's breaker told, with the next pass."""
+        if self._held.pop(held.lease, None) is None:
+            return
+        end = End(held.lease, held.worker_id, held.epoch, verdict, reason, defer_s, halve)
+        self._ends.append((held, end))
+        self._wake.set()
+
+    # -- what the service asks ------------------------------------------------------------------------------
+
+    async def room(self) -> None:
+        """Wait until more requests should be brought here: few are waiting for the slots that there are."""
+        await self._room.wait()
+
+    def close(self) -> None:
+        """Grant no lease any more: all who wait, and whoever comes, get Closing."""
+        self._closing = True
+        self._room.set()
+        while (waiting := self._backlog.first(set())) is not None:
+            waiting.granted.set_exception(Closing())
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `room` would return at once."""
+        return self._room.is_set()
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for a lease."""
+        return len(self._backlog)
+
+    @property
+    def in_flight(self) -> int:
+        """Leases held by this dispatcher."""
+        return len(self._held)
+
+    @property
+    def without_worker(self) -> NoWorkerReason | None:
+        """Why the last pass found no worker for somebody waiting, however idle; None: there was one."""
+        return self._without_worker if self._backlog else None
+
+    # -- the passes -----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Make passes until cancelled. An outage of Redis is waited out; what is held stays held."""
+        pause_s = _OUTAGE_PAUSE_S[0]
+        while True:
+            await self._woken()
+            self._wake.clear()
+            try:
+                await self._pass()
+            except StoreUnavailable as error:
+                log.warning("cannot place requests now", error=str(error), retry_in_s=pause_s)
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _OUTAGE_PAUSE_S[1])
+                self._wake.set()
+            else:
+                pause_s = _OUTAGE_PAUSE_S[0]
+
+    async def settle_all(self) -> None:
+        """Free what has ended, now: for the end of the service. Raises StoreUnavailable."""
+        await self._settle()
+
+    async def renew(self) -> None:
+        """Keep all leases for another term. Raises StoreUnavailable."""
+        by_worker: dict[str, list[str]] = defaultdict(list)
+        for held in self._held.values():
+            by_worker[held.worker_id].append(held.lease)
+        gone = await self._store.renew(by_worker)
+        if gone:
+            log.warning("leases ended before they were renewed", count=len(gone))
+
+    async def _woken(self) -> None:
+        timeout = self._view_interval_s if self._backlog else None
+        try:
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+
+    async def _pass(self) -> None:
+        await self._settle()
+        if self._backlog and self._clock() - self._viewed_at >= self._view_interval_s:
+            await self._look()
+        asks = self._decide()
+        if asks:
+            await self._acquire(asks)
+        self._note_room()
+
+    async def _settle(self) -> None:
+        ends, self._ends = self._ends, []
+        if not ends:
+            return
+        try:
+            await self._store.settle([end for _, end in ends])
+        except StoreUnavailable:
+            self._ends = ends + self._ends  # settling again changes nothing
+            raise
+        for held, end in ends:
+            self._fleet.gave_back(held.worker_id, held.tokens, granted_s=held.granted_s)
+            if end.defer_s:
+                self._fleet.deferred(held.worker_id, self._now() + end.defer_s)
+
+    async def _look(self) -> None:
+        view = await self._store.view()
+        self._viewed_at = self._clock()
+        self._workers = {worker.id: worker for worker in view.workers}
+        self._fleet = FleetModel(view, stale_after_s=self._stale_after_s, dead_after_s=self._dead_after_s)
+
+    def _now(self) -> float:
+        """Redis' clock, as told by the last look and the time since."""
+        return self._fleet.view.now_s + (self._clock() - self._viewed_at)
+
+    def _decide(self) -> list[tuple[Waiting[Held], Chosen]]:
+        asks: list[tuple[Waiting[Held], Chosen]] = []
+        closed: set[Hashable] = set()
+        without_worker = None
+        now_s = self._now()
+        while len(asks) < _MOST_ASKS and (waiting := self._backlog.first(closed)) is not None:
+            decision: Decision = decide(
+                waiting.need, self._fleet, self._strategies.for_request(waiting.need), self._rng, now_s
+            )
+            match decision:
+                case Chosen():
+                    self._fleet.took(decision.pick, waiting.need.cost_tokens)
+                    asks.append((waiting, decision))
+                    continue
+                case NoWorker(reason):
+                    without_worker = reason
+                case Busy():
+                    pass
+            closed.add(self._backlog.lane(waiting))
+            self._backlog.rejoin(waiting)
+        self._without_worker = without_worker
+        return asks
+
+    async def _acquire(self, asks: list[tuple[Waiting[Held], Chosen]]) -> None:
+        leases = [
+            Ask(lease_id(self._owner, next(self._serials), waiting.need.cost_tokens), decision.candidates)
+            for waiting, decision in asks
+        ]
+        try:
+            answers = await self._store.acquire(leases)
+        except BaseException:
+            for waiting, decision in asks:
+                self._fleet.gave_back(decision.pick, waiting.need.cost_tokens)
+                self._backlog.rejoin(waiting)
+            raise
+        refused = False
+        for (waiting, decision), ask, answer in zip(asks, leases, answers, strict=True):
+            tokens = waiting.need.cost_tokens
+            if isinstance(answer, Grant):
+                if answer.worker_id != decision.pick:
+                    self._fleet.gave_back(decision.pick, tokens)
+                    self._fleet.took(answer.worker_id, tokens)
+                self._deliver(waiting, ask, answer, decision)
+                continue
+            refused = True
+            self._fleet.gave_back(decision.pick, tokens)
+            for refusal in answer:
+                self._fleet.refused(refusal.worker_id, refusal.why, refusal.again_at)
+            self._backlog.rejoin(waiting)
+        if refused or len(asks) == _MOST_ASKS:
+            self._wake.set()  # others may have room, and more may be waiting
+
+    def _deliver(self, waiting: Waiting[Held], ask: Ask, grant: Grant, decision: Chosen) -> None:
+        worker = self._workers[grant.worker_id]
+        held = Held(
+            lease=ask.lease,
+            worker_id=grant.worker_id,
+            url=worker.url,
+            api_key_env=worker.api_key_env,
+            epoch=grant.epoch,
+            tokens=waiting.need.cost_tokens,
+            granted_s=self._now(),
+            decision=decision,
+        )
+        self._held[held.lease] = held
+        if self._closing and not waiting.granted.done():
+            waiting.granted.set_exception(Closing())
+        if waiting.granted.done():
+            self.give_back(held, Verdict.NEUTRAL, "nobody waits for it any more")
+        else:
+            waiting.granted.set_result(held)
+
+    def _note_room(self) -> None:
+        slots = float(self._fleet.limit.sum()) if len(self._fleet) else 0.0
+        if self._closing or len(self._backlog) < max(_LEAST_WAITING, _WAITING_PER_SLOT * slots):
+            self._room.set()
+        else:
+            self._room.clear()
