@@ -1,0 +1,258 @@
+"""The Python client: the verbs of the command line, for programs. Synchronous and typed.
+
+::
+
+    with Forebay("redis://localhost:6379/0") as forebay:
+        batch = forebay.submit("prompts.jsonl")
+        forebay.wait(batch.id)
+        for result in forebay.results(batch.id):
+            print(result["custom_id"], result["response"])
+
+Everything is done by ``desk`` on one event loop, in a thread that the client owns; there is no second,
+synchronous way to do it. Calls may come from any thread. What reads or writes a batch's files runs in the
+calling thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Literal, Self, TypeVar
+
+import msgspec
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from dispatcher.batches.parse import ALLOWED_URLS
+from dispatcher.batches.record import BatchRecord
+from forebay import results as result_files
+from forebay import submission
+from forebay.desk import Desk
+from forebay.durations import parse_duration
+from forebay.errors import WaitedTooLong
+from forebay.fleet import Workers
+from forebay.inline import Answer, Inline
+from forebay.progress import Pace, Progress, look
+from forebay.settings import FrontSettings, front_settings
+from forebay.submission import Options
+from workers.errors import SettingsError, StoreUnavailable
+
+T = TypeVar("T")
+
+LOOK_S = 0.5
+"""Seconds from one look at a batch to the next."""
+PATIENCE_S = 300.0
+"""How long an outage of Redis is waited out while watching a batch."""
+
+
+class Forebay:
+    """A fleet's front door. A context manager; without one, call ``close``.
+
+    ``redis_url`` and ``storage`` (a folder or any fsspec URL, the same that the dispatchers have) default to
+    ``FOREBAY_REDIS_URL`` and ``FOREBAY_STORAGE``, then to ``forebay.toml``, then to a Redis on this machine
+    and a folder below the user's data folder.
+
+    Every method raises StoreUnavailable when Redis does not answer and UnknownBatch for an id that it does
+    not know; those that touch files raise StorageError.
+    """
+
+    def __init__(
+        self,
+        redis_url: str | None = None,
+        storage: str | None = None,
+        *,
+        settings: FrontSettings | None = None,
+    ) -> None:
+        """Connect. Raises SettingsError for impossible URLs, StoreUnavailable, TooOld."""
+        self.settings = settings or front_settings(redis_url, storage)
+        self._closing = ExitStack()
+        try:
+            self._portal: BlockingPortal = self._closing.enter_context(start_blocking_portal("asyncio"))
+            self.desk = Desk(self.settings)
+            self._closing.callback(self._portal.call, self.desk.close)
+            self.warning: str | None = self._portal.call(self.desk.check)
+            """Why this Redis may lose what is stored in it, or None."""
+        except BaseException:
+            self._closing.close()
+            raise
+        self.workers = Workers(self._portal, self.desk.fleet)
+        """The fleet: add, list, show, drain, remove, reset."""
+        self._inline = Inline(self.desk.connection)
+
+    def close(self) -> None:
+        """End the connections and the thread. Doing it twice does nothing."""
+        self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- batches ------------------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        source: str | os.PathLike[str] | BinaryIO,
+        *,
+        queue: str = "default",
+        bad_lines: Literal["fail", "skip"] = "fail",
+        order: Literal["input", "completed"] = "input",
+        detail: bool = True,
+        strategy: str | None = None,
+        window: str | float = "24h",
+        metadata: Mapping[str, str] | None = None,
+    ) -> BatchRecord:
+        """Store, check and plan a batch file (a path, or a file open for reading bytes), and queue it.
+
+        ``bad_lines="skip"`` lets good lines run and makes error lines of the bad ones; ``order`` is that of
+        the result files; ``detail`` adds the ``forebay`` key to each result; ``window`` is the time to the
+        deadline, as ``24h`` or in seconds. Raises RefusedInput, which lists the bad lines.
+        """
+        options = Options(
+            queue=queue,
+            bad_lines=bad_lines,
+            order=order,
+            detail=detail,
+            strategy=strategy,
+            window_s=parse_duration(str(window)),
+            metadata=metadata,
+        )
+        if isinstance(source, str | os.PathLike):
+            with Path(source).open("rb") as opened:
+                return self._submit(opened, Path(source).name, options)
+        return self._submit(source, str(getattr(source, "name", "input")), options)
+
+    def _submit(self, source: BinaryIO, name: str, options: Options) -> BatchRecord:
+        record = submission.prepare(
+            self.desk.storage,
+            source,
+            name=name,
+            options=options,
+            now_s=self._portal.call(self.desk.ledger.now),
+            slots=self._portal.call(self.desk.slots),
+        )
+        return self.publish(record.id)
+
+    def publish(self, batch_id: str, *, window_s: float | None = None) -> BatchRecord:
+        """Make a batch known and queue it, from its files alone; what is known and queued stays as it is.
+
+        ``window_s`` gives a batch that Redis does not know a new deadline, so many seconds from now.
+        """
+        self._portal.call(self.desk.publish, batch_id, window_s)
+        return self.status(batch_id)
+
+    def status(self, batch_id: str) -> BatchRecord:
+        """The batch as it stands now."""
+        return self._portal.call(self.desk.record, batch_id)
+
+    def batches(self, limit: int = 100) -> list[BatchRecord]:
+        """The newest batches, newest first."""
+        return self._portal.call(self.desk.records, limit)
+
+    def cancel(self, batch_id: str) -> BatchRecord:
+        """Ask for a batch's end. Lines that have results keep them; the others become ``batch_cancelled``.
+
+        Changes nothing when all lines have results already.
+        """
+        return self._portal.call(self.desk.cancel, batch_id)
+
+    def forget(self, batch_id: str) -> None:
+        """Remove what Redis knows of a batch; its files stay."""
+        self._portal.call(self.desk.ledger.forget, batch_id)
+
+    def progress(
+        self, batch_id: str, *, interval_s: float = LOOK_S, patience_s: float = PATIENCE_S
+    ) -> Iterator[Progress]:
+        """Look at a batch every ``interval_s`` seconds until it has ended; the last look shows its end.
+
+        An outage of Redis is waited out for up to ``patience_s`` seconds.
+        """
+        pace = Pace()
+        started_s: float | None = None
+        last_seen_s = time.monotonic()
+        while True:
+            try:
+                entry = self._portal.call(self.desk.entry, batch_id)
+                fleet = self._portal.call(self.desk.fleet.view)
+            except StoreUnavailable:
+                if time.monotonic() - last_seen_s > patience_s:
+                    raise
+            else:
+                last_seen_s = time.monotonic()
+                started_s = fleet.now_s if started_s is None else started_s
+                seen = look(entry, fleet, pace, started_s=started_s)
+                yield seen
+                if seen.status.final:
+                    return
+            time.sleep(interval_s)
+
+    def wait(
+        self,
+        batch_id: str,
+        on_progress: Callable[[Progress], object] | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchRecord:
+        """Wait until a batch has ended; returns how it stands then.
+
+        ``on_progress`` is called with every look. Raises WaitedTooLong after ``timeout_s`` (None: never).
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        for seen in self.progress(batch_id):
+            if on_progress is not None:
+                on_progress(seen)
+            if not seen.status.final and deadline is not None and time.monotonic() >= deadline:
+                raise WaitedTooLong(f"{batch_id} has not ended after {timeout_s:g} s; it is {seen.status}")
+        return self.status(batch_id)
+
+    def results(self, batch_id: str) -> Iterator[dict[str, Any]]:
+        """The results, good ones first; of a running batch, those that are durable so far."""
+        final = self.status(batch_id).status.final
+        decode = msgspec.json.Decoder(dict[str, Any]).decode
+        return (decode(line) for line in result_files.records(self.desk.storage.files(batch_id), final=final))
+
+    def save_results(
+        self,
+        batch_id: str,
+        output: str | os.PathLike[str],
+        errors: str | os.PathLike[str] | None = None,
+    ) -> result_files.Saved:
+        """Write the results to files, each whole or not at all; of a running batch, those so far.
+
+        ``errors`` None: beside the output, with ``.errors.jsonl`` in place of its suffix. A file that would
+        be empty is not made. Existing files are replaced.
+        """
+        target = Path(output)
+        return result_files.save(
+            self.desk.storage.files(batch_id),
+            final=self.status(batch_id).status.final,
+            output=target,
+            errors=result_files.errors_path(target) if errors is None else Path(errors),
+        )
+
+    # -- single requests ----------------------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        body: dict[str, Any],
+        *,
+        url: str = "/v1/chat/completions",
+        queue: str = "default",
+        timeout_s: float | None = None,
+    ) -> str:
+        """Queue one request; returns its job's id. ``timeout_s`` None: the dispatcher's default.
+
+        Raises SettingsError for a url that no worker may be asked.
+        """
+        if url not in ALLOWED_URLS:
+            raise SettingsError(f"{url} is not allowed; there are {', '.join(sorted(ALLOWED_URLS))}")
+        return self._inline.enqueue(queue, body, url=url, timeout_s=timeout_s)
+
+    def answer(self, job_id: str, *, queue: str = "default", timeout_s: float | None = None) -> Answer:
+        """Wait for the answer to a request of this queue. Raises WaitedTooLong, UnknownJob."""
+        return self._inline.answer(queue, job_id, timeout_s=timeout_s)

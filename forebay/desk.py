@@ -1,0 +1,102 @@
+"""The front desk: what one Redis and one storage can be asked about batches and workers, in asyncio.
+
+One desk serves the Python client, and through it the command line; whatever else opens the front door uses
+the same desk. How a file becomes a batch is ``submission``'s subject.
+"""
+
+from __future__ import annotations
+
+from anyio import to_thread
+
+from dispatcher import queues
+from dispatcher.batches.ledger import Entry, Ledger, record_of
+from dispatcher.batches.record import BatchRecord, BatchStatus
+from dispatcher.batches.storage import Storage
+from forebay import submission
+from forebay.errors import TooOld, UnknownBatch
+from forebay.settings import FrontSettings
+from workers.connection import connect, connect_sync, public_url, server_facts
+from workers.errors import StoreUnavailable
+from workers.store import FleetStore
+
+_OLDEST = (6, 2)
+"""Redis; every Valkey is newer."""
+_STOPPABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+
+
+class Desk:
+    """The doors to one Redis and one storage. Methods raise StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, settings: FrontSettings) -> None:
+        """No I/O yet. Raises SettingsError and StorageUrlError for impossible URLs."""
+        self.redis_url = settings.redis_url
+        self.storage = Storage(settings.storage)
+        self.client = connect(settings.redis_url)
+        self.connection = connect_sync(settings.redis_url)
+        self.fleet = FleetStore(self.client)
+        self.ledger = Ledger(self.client)
+
+    async def check(self) -> str | None:
+        """Reach the server; returns why it may lose what we store, or None. Raises also TooOld."""
+        try:
+            facts = await server_facts(self.client)
+        except StoreUnavailable as error:
+            cause = error.__cause__ or error
+            raise StoreUnavailable(
+                f"cannot reach Redis at {public_url(self.redis_url)}: {cause}; start one, or pass --redis URL"
+            ) from error
+        if facts.version and _version(facts.version) < _OLDEST:
+            raise TooOld(
+                f"the server at {public_url(self.redis_url)} is version {facts.version}; "
+                "Forebay needs Redis 6.2, Valkey 7.2 or newer"
+            )
+        return facts.warning
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.client.aclose()
+        await to_thread.run_sync(self.connection.close)
+
+    async def slots(self) -> int:
+        """How many requests the fleet takes at once now; the usual number while there are no workers."""
+        view = await self.fleet.view()
+        return sum(worker.limit for worker in view.workers) or submission.USUAL_SLOTS
+
+    async def publish(self, batch_id: str, window_s: float | None = None) -> BatchStatus:
+        """Make a prepared batch known and queue it; see ``submission.publish``."""
+        files = self.storage.files(batch_id)
+        return await submission.publish(self.ledger, self.connection, files, window_s=window_s)
+
+    async def entry(self, batch_id: str) -> Entry:
+        """What Redis knows of a batch. Raises UnknownBatch."""
+        entry = await self.ledger.entry(batch_id)
+        if entry is None:
+            raise UnknownBatch(f"no batch {batch_id} is known; see: forebay batches")
+        return entry
+
+    async def record(self, batch_id: str) -> BatchRecord:
+        """The batch as everyone sees it. Raises UnknownBatch."""
+        return record_of(await self.entry(batch_id))
+
+    async def records(self, limit: int) -> list[BatchRecord]:
+        """The newest batches, newest first."""
+        return [record_of(entry) for entry in await self.ledger.recent(limit)]
+
+    async def cancel(self, batch_id: str) -> BatchRecord:
+        """Ask for a batch's end: what waits is dropped here, what runs is its dispatcher's work.
+
+        A batch that has ended, or is being finalised, stays as it is. Raises UnknownBatch.
+        """
+        entry = await self.entry(batch_id)
+        status = await self.ledger.move(batch_id, BatchStatus.CANCELLING, among=_STOPPABLE)
+        if status == BatchStatus.CANCELLING:
+            await to_thread.run_sync(
+                queues.drop_shards, self.connection, entry.queue, batch_id, range(entry.shards)
+            )
+            # Lines that nobody holds any more are answered by the finaliser.
+            await to_thread.run_sync(queues.enqueue_finalise, self.connection, entry.queue, batch_id)
+        return await self.record(batch_id)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2] if part.isdigit())

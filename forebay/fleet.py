@@ -1,0 +1,137 @@
+"""The fleet, for programs: ``Forebay.workers``. What a worker is belongs to the room of that name."""
+
+from __future__ import annotations
+
+from anyio.from_thread import BlockingPortal
+from pydantic import ValidationError
+
+from workers.errors import InvalidWorkerUrl, SettingsError, UnknownWorker
+from workers.fleet import FleetView, WorkerView
+from workers.settings import explain
+from workers.spec import Runtime, WorkerSpec, normalise_url, worker_id
+from workers.store import FleetStore, Memo, Registered
+
+DRAIN_S = 300.0
+
+
+class Workers:
+    """Add, look at and take away workers. Methods raise StoreUnavailable when Redis does not answer."""
+
+    def __init__(self, portal: BlockingPortal, store: FleetStore) -> None:
+        """Use ``Forebay.workers`` instead."""
+        self._portal = portal
+        self._store = store
+
+    def add(
+        self,
+        url: str,
+        *,
+        runtime: str | None = None,
+        models: tuple[str, ...] = (),
+        weight: float = 1.0,
+        api_key_env: str | None = None,
+        max_running: int | None = None,
+        replace: bool = False,
+    ) -> Registered:
+        """Register a worker; the same again changes nothing, unless ``replace`` asks for a new life.
+
+        ``runtime`` None: detected. ``models`` empty: what it says itself. ``api_key_env`` names the variable,
+        in the services' environment, that holds its key. ``max_running`` None: learned.
+        Raises InvalidWorkerUrl, SettingsError.
+        """
+        given = worker_spec(
+            url,
+            runtime=runtime,
+            models=models,
+            weight=weight,
+            api_key_env=api_key_env,
+            max_running=max_running,
+        )
+        return self.register(given, replace=replace)
+
+    def register(self, spec: WorkerSpec, *, replace: bool = False) -> Registered:
+        """The same as ``add``, for a spec that was made before."""
+
+        async def register() -> Registered:
+            return await self._store.register(spec, replace=replace)
+
+        return self._portal.call(register)
+
+    def view(self) -> FleetView:
+        """All workers at one moment, with the time of it."""
+        return self._portal.call(self._store.view)
+
+    def list(self) -> list[WorkerView]:
+        """All workers, by id."""
+        return list(self.view().workers)
+
+    def show(self, name: str) -> WorkerView:
+        """One worker, by URL or id. Raises UnknownWorker."""
+        wanted = named(name)
+        for worker in self.view().workers:
+            if worker.id == wanted:
+                return worker
+        raise _unknown(name)
+
+    def memos(self) -> dict[str, Memo]:
+        """The notes that stand, by worker id: it has no ``/v1/loads``."""
+        return self._portal.call(self._store.memos, [worker.id for worker in self.view().workers])
+
+    def drain(self, name: str, *, deadline_s: float = DRAIN_S) -> None:
+        """Give a worker no new request; it goes when idle, or after ``deadline_s``. Raises UnknownWorker."""
+        worker = named(name)
+
+        async def drain() -> None:
+            await self._store.drain(worker, deadline_s=deadline_s)
+
+        self._portal.call(drain)
+
+    def remove(self, name: str) -> None:
+        """Forget a worker at once. Raises UnknownWorker."""
+        if not self._portal.call(self._store.remove, named(name)):
+            raise _unknown(name)
+
+    def reset(self, name: str) -> None:
+        """Close its breaker and look for ``/v1/loads`` anew. Raises UnknownWorker."""
+        worker = named(name)
+        self._portal.call(self._store.reset_breaker, worker)
+        self._portal.call(self._store.clear_memo, worker)
+
+
+def worker_spec(
+    url: str,
+    *,
+    runtime: str | None = None,
+    models: tuple[str, ...] = (),
+    weight: float = 1.0,
+    api_key_env: str | None = None,
+    max_running: int | None = None,
+) -> WorkerSpec:
+    """What a person says of a worker, checked. Raises InvalidWorkerUrl, SettingsError."""
+    normalise_url(url)  # for its own error: pydantic would wrap it
+    try:
+        return WorkerSpec(
+            url=url,
+            runtime=Runtime(runtime) if runtime else None,
+            models=models,
+            weight=weight,
+            api_key_env=api_key_env,
+            max_running=max_running,
+        )
+    except ValidationError as error:
+        raise explain(error) from error
+    except ValueError as error:
+        known = ", ".join(each.value for each in Runtime)
+        raise SettingsError(f"{runtime!r} is no runtime; there are {known}") from error
+
+
+def named(name: str) -> str:
+    """A worker's id from its URL, in any spelling, or its id."""
+    try:
+        return worker_id(name if "://" in name else f"http://{name}")
+    except InvalidWorkerUrl:
+        return name
+
+
+def _unknown(name: str) -> UnknownWorker:
+    return UnknownWorker(f"no worker {name} is registered; see: forebay workers list")

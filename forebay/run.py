@@ -1,0 +1,316 @@
+"""One file through a fleet, from start to end, on this machine: what `forebay run` does.
+
+The services are ``local``'s subject, what is left for a later run ``state``'s, and how it all looks that of
+whoever watches. The steps: check the paths; take the input in, or take up what an earlier run left; start the
+services; wait for a worker; publish the batch; watch it; save its results; leave nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from dispatcher.batches.errors import StorageMissingError
+from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
+from dispatcher.batches.storage import BatchFiles, Storage
+from forebay import submission
+from forebay.client import Forebay
+from forebay.errors import BatchLost, NoWorkerReady, RunRefused
+from forebay.interrupts import Interrupts
+from forebay.local import LocalServices, LocalSettings
+from forebay.progress import Progress
+from forebay.results import Saved
+from forebay.settings import FrontSettings
+from forebay.state import Manifest, RunState, fingerprint, same_file
+from forebay.submission import Options
+from workers.errors import SettingsError, StoreUnavailable
+from workers.fleet import WorkerState, WorkerView
+from workers.spec import WorkerSpec
+from workers.store import DEFAULT_LIMIT
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What a person asks of a run.
+
+    ``redis_url`` None: an embedded server. ``storage`` None: in the folder beside the output. ``queue`` None:
+    one that only this run's dispatchers serve. ``wait_ready_s``: how long to wait for the first ready worker.
+    """
+
+    input: Path
+    output: Path
+    errors: Path
+    workers: tuple[WorkerSpec, ...]
+    redis_url: str | None = None
+    storage: str | None = None
+    queue: str | None = None
+    dispatchers: int = 1
+    options: Options = Options()
+    wait_ready_s: float = 60.0
+    overwrite: bool = False
+    restart: bool = False
+    keep_state: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. ``saved`` is None when it was interrupted: then the same command takes it up again.
+
+    ``elapsed_s`` is the whole run, ``batch_s`` the part of it in which requests could be sent.
+    """
+
+    record: BatchRecord
+    saved: Saved | None
+    workers: tuple[WorkerView, ...]
+    elapsed_s: float
+    batch_s: float
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether somebody stopped it."""
+        return self.saved is None
+
+
+class Watcher(Protocol):
+    """Whoever shows a run to a person or a program."""
+
+    def note(self, text: str) -> None:
+        """Something a person should know, once."""
+
+    def started(self, record: BatchRecord, *, resumed: bool) -> None:
+        """The input is taken in, or taken up again; nothing was sent yet."""
+
+    def waiting(self, workers: Sequence[WorkerView]) -> None:
+        """No worker is ready yet."""
+
+    def progress(self, seen: Progress) -> None:
+        """One look at the batch while it runs."""
+
+
+def run(settings: RunSettings, watcher: Watcher) -> Outcome:
+    """Run a file. From the main thread only.
+
+    Raises RunRefused, RefusedInput and SettingsError before anything is started; later NoServer, ChildDied,
+    NoWorkerReady, StoreUnavailable, StorageError. KeyboardInterrupt comes out only before the batch is
+    published; afterwards it is an outcome.
+    """
+    started = time.monotonic()
+    _check(settings)
+    with Interrupts() as interrupts, RunState(settings.output) as state:
+        batch_id, resumed = _take_in_or_up(settings, state)
+        batch = _Batch(settings, state, batch_id)
+        watcher.started(submission.read_record(batch.files), resumed=resumed)
+        with LocalServices(batch.services()) as services:
+            interrupts.on_hurry = services.hurry
+            with Forebay(settings=batch.front(services.redis_url)) as forebay:
+                outcome = _Run(batch, services, forebay, watcher, started).outcome()
+        if not outcome.interrupted and not settings.keep_state:
+            state.remove()
+        return outcome
+
+
+def _check(settings: RunSettings) -> None:
+    """Refuse what cannot work, before anything is made."""
+    if not settings.workers and settings.redis_url is None:
+        raise SettingsError("no worker is given; name at least one with --worker URL")
+    for variable in {spec.api_key_env for spec in settings.workers} - {None}:
+        if variable not in os.environ:
+            raise SettingsError(f"the environment has no variable {variable}, named by --api-key-env")
+    if not settings.input.is_file():
+        raise RunRefused(f"{settings.input}: there is no such file")
+    for target in (settings.output, settings.errors):
+        if not target.absolute().parent.is_dir():
+            raise RunRefused(f"{target}: there is no folder {target.parent} to write it in")
+        if target.is_dir():
+            raise RunRefused(f"{target} is a folder, not a file")
+        if target.exists() and target.samefile(settings.input):
+            raise RunRefused(f"{target} is the input itself")
+    if settings.output.absolute() == settings.errors.absolute():
+        raise RunRefused(f"results and failed lines cannot both go to {settings.output}")
+
+
+def _take_in_or_up(settings: RunSettings, state: RunState) -> tuple[str, bool]:
+    """The batch of this run, and whether an earlier run left it."""
+    manifest = None if settings.restart else state.manifest()
+    if manifest is not None:
+        _check_same(settings, manifest)
+        return manifest.batch_id, True
+    try:
+        _refuse_to_overwrite(settings)
+        state.clear()
+        return _take_in(settings, state), False
+    except BaseException:
+        if state.made:
+            state.remove()
+        raise
+
+
+def _check_same(settings: RunSettings, manifest: Manifest) -> None:
+    if not same_file(settings.input, manifest.fingerprint):
+        raise RunRefused(
+            f"{settings.input} has changed since the run that {settings.output} was begun with; "
+            "put it back to resume, or start again with --restart"
+        )
+    if settings.storage is not None and settings.storage != manifest.storage:
+        kept = manifest.storage or "the folder beside the output"
+        raise RunRefused(f"that run was begun with its files in {kept}; use that, or --restart")
+
+
+def _refuse_to_overwrite(settings: RunSettings) -> None:
+    for target in (settings.output, settings.errors):
+        if target.exists() and not settings.overwrite:
+            raise RunRefused(f"{target} exists already; name another, or pass --overwrite")
+
+
+def _take_in(settings: RunSettings, state: RunState) -> str:
+    batch_id = new_batch_id(random.SystemRandom())
+    queue = settings.queue or ("default" if settings.redis_url is None else f"run-{batch_id}")
+    seen = fingerprint(settings.input)
+    with settings.input.open("rb") as source:
+        submission.prepare(
+            Storage(settings.storage or str(state.storage)),
+            source,
+            name=settings.input.name,
+            options=replace(settings.options, queue=queue),
+            now_s=time.time(),
+            slots=len(settings.workers) * DEFAULT_LIMIT or submission.USUAL_SLOTS,
+            batch_id=batch_id,
+        )
+    if not same_file(settings.input, seen):
+        raise RunRefused(f"{settings.input} changed while it was read; run the command again")
+    # From here on the batch can be taken up again.
+    state.keep(Manifest(str(settings.input.absolute()), seen, batch_id, settings.storage))
+    return batch_id
+
+
+class _Batch:
+    """One run's batch: its files, and what the services must know to serve it."""
+
+    def __init__(self, settings: RunSettings, state: RunState, batch_id: str) -> None:
+        manifest = state.manifest()
+        assert manifest is not None, "a run that goes on has a manifest"
+        self.id = batch_id
+        self.settings = settings
+        self.state = state
+        self.private = manifest.storage is None
+        self.storage = manifest.storage or str(state.storage)
+        self.files: BatchFiles = Storage(self.storage).files(batch_id)
+        try:
+            self.queue = submission.read_record(self.files).forebay.queue
+        except StorageMissingError as error:
+            raise RunRefused(f"the files of the run to resume are gone ({error}); use --restart") from error
+
+    def services(self) -> LocalSettings:
+        return LocalSettings(
+            redis_url=self.settings.redis_url,
+            storage=self.storage,
+            logs=self.state.logs,
+            dispatchers=self.settings.dispatchers,
+            queues=(self.queue,),
+        )
+
+    def front(self, redis_url: str) -> FrontSettings:
+        return FrontSettings(redis_url=redis_url, storage=self.storage)
+
+
+class _Run:
+    """The part of a run in which services are up."""
+
+    def __init__(
+        self, batch: _Batch, services: LocalServices, forebay: Forebay, watcher: Watcher, started: float
+    ) -> None:
+        self._batch = batch
+        self._services = services
+        self._forebay = forebay
+        self._watcher = watcher
+        self._started = started
+        self._added: list[str] = []
+        self._seen: Progress | None = None
+
+    def outcome(self) -> Outcome:
+        if self._forebay.warning:
+            self._watcher.note(self._forebay.warning)
+        try:
+            self._register()
+            self._wait_for_a_worker()
+            self._forebay.publish(self._batch.id, window_s=self._batch.settings.options.window_s)
+            return self._watched()
+        finally:
+            self._services.drain()
+            self._leave_the_fleet()
+
+    def _register(self) -> None:
+        for spec in self._batch.settings.workers:
+            if self._forebay.workers.register(spec).outcome == "created":
+                self._added.append(spec.id)
+
+    def _leave_the_fleet(self) -> None:
+        """Take the workers out again that this run brought into somebody's Redis."""
+        if self._batch.settings.redis_url is not None:
+            for worker in self._added:
+                with suppress(StoreUnavailable):
+                    self._forebay.workers.remove(worker)
+
+    def _wait_for_a_worker(self) -> None:
+        patience_s = self._batch.settings.wait_ready_s
+        deadline = time.monotonic() + patience_s
+        while True:
+            self._services.check()
+            workers = self._forebay.workers.list()
+            if any(worker.state is WorkerState.READY for worker in workers):
+                return
+            if time.monotonic() >= deadline:
+                raise NoWorkerReady(_nobody(workers, patience_s))
+            self._watcher.waiting(workers)
+            time.sleep(_POLL_S)
+
+    def _watched(self) -> Outcome:
+        published = time.monotonic()
+        try:
+            for seen in self._forebay.progress(self._batch.id):
+                self._seen = seen
+                self._services.check()
+                self._watcher.progress(seen)
+            return self._ended(published)
+        except KeyboardInterrupt:
+            return self._interrupted(published)
+
+    def _ended(self, published: float) -> Outcome:
+        batch_s = time.monotonic() - published
+        settings = self._batch.settings
+        record = self._forebay.status(self._batch.id)
+        if record.status is BatchStatus.FAILED:
+            raise BatchLost(record)
+        saved = self._forebay.save_results(self._batch.id, settings.output, settings.errors)
+        for target, written in ((settings.output, saved.output), (settings.errors, saved.errors)):
+            if written is None:  # what stands there is of an earlier run, and --overwrite was given
+                target.unlink(missing_ok=True)
+        if self._batch.private and settings.redis_url is not None and not settings.keep_state:
+            self._forebay.forget(self._batch.id)
+        return self._outcome(record, saved, batch_s)
+
+    def _interrupted(self, published: float) -> Outcome:
+        batch_s = time.monotonic() - published
+        record = submission.read_record(self._batch.files)
+        with suppress(StoreUnavailable):
+            record = self._forebay.status(self._batch.id)
+        return self._outcome(record, None, batch_s)
+
+    def _outcome(self, record: BatchRecord, saved: Saved | None, batch_s: float) -> Outcome:
+        workers = self._seen.workers if self._seen else ()
+        return Outcome(record, saved, workers, time.monotonic() - self._started, batch_s)
+
+
+def _nobody(workers: Sequence[WorkerView], patience_s: float) -> str:
+    if not workers:
+        return "no worker is registered; name at least one with --worker URL"
+    lines = [f"  {worker.id} ({worker.state}): {worker.reason or 'no answer'}" for worker in workers]
+    return "\n".join([f"no worker became ready within {patience_s:g} s:", *lines])

@@ -1,0 +1,169 @@
+"""How a file becomes a running batch: files first, then the ledger, then the queue.
+
+Each step makes durable what the next one announces, and each may be repeated: whoever died in between is
+repaired by running the same step again. What a line must look like is ``dispatcher.batches``' subject.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import BinaryIO, Literal
+
+from anyio import to_thread
+
+from dispatcher import queues
+from dispatcher.batches.intake import Intake, Limits, take_in
+from dispatcher.batches.ledger import Ledger
+from dispatcher.batches.plan import Plan, open_plan
+from dispatcher.batches.record import (
+    BatchOptions,
+    BatchRecord,
+    BatchStatus,
+    RequestCounts,
+    new_batch_id,
+)
+from dispatcher.batches.storage import INPUT, RECORD, BatchFiles, Storage
+from forebay.durations import spell_duration
+from forebay.errors import RefusedInput
+from workers.connection import SyncRedis
+
+DAY_S = 86_400.0
+USUAL_SLOTS = 64
+"""Requests at once that a plan is cut for while nothing is known of the fleet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a person may say of a batch. ``window_s``: seconds from now to its deadline."""
+
+    queue: str = "default"
+    bad_lines: Literal["fail", "skip"] = "fail"
+    order: Literal["input", "completed"] = "input"
+    detail: bool = True
+    strategy: str | None = None
+    priority: int = 0
+    window_s: float = DAY_S
+    metadata: Mapping[str, str] | None = None
+
+
+def prepare(
+    storage: Storage,
+    source: BinaryIO,
+    *,
+    name: str,
+    options: Options,
+    now_s: float,
+    slots: int = USUAL_SLOTS,
+    batch_id: str | None = None,
+    limits: Limits | None = None,
+) -> BatchRecord:
+    """Store, check and plan a file under a new id; ``name`` is what people call it. Blocks.
+
+    Raises RefusedInput, then nothing is left behind, and StorageError.
+    """
+    files = storage.files(batch_id or new_batch_id(random.SystemRandom()))
+    intake = take_in(
+        source,
+        files,
+        bad_lines=options.bad_lines,
+        limits=limits or Limits(),
+        slots=slots,
+        mean_completion_tokens={},
+    )
+    if intake.plan is None:
+        raise RefusedInput(name, intake)
+    record = _record(files.batch_id, name, options, intake, intake.plan, now_s, slots)
+    files.write(RECORD, record.to_json())
+    return record
+
+
+def _record(
+    batch_id: str, name: str, options: Options, intake: Intake, plan: Plan, now_s: float, slots: int
+) -> BatchRecord:
+    models = plan.models
+    return BatchRecord(
+        id=batch_id,
+        model=models[0] if len(models) == 1 else None,
+        errors=intake.errors(),
+        input_file_id=f"{batch_id}/{INPUT}",
+        completion_window=spell_duration(options.window_s),
+        created_at=int(now_s),
+        expires_at=int(now_s + options.window_s),
+        request_counts=RequestCounts(total=intake.total, failed=intake.refused),
+        metadata={"input_name": name, **(options.metadata or {})},
+        forebay=BatchOptions(
+            queue=options.queue,
+            priority=options.priority,
+            bad_lines=options.bad_lines,
+            order=options.order,
+            detail=options.detail,
+            strategy=options.strategy,
+            slots=slots,
+            shards=plan.shard_count,
+        ),
+    )
+
+
+def read_record(files: BatchFiles) -> BatchRecord:
+    """The record as it was when the batch was prepared. Blocks; raises StorageMissingError, StorageError."""
+    return BatchRecord.from_json(files.read(RECORD))
+
+
+def _extend(files: BatchFiles, expires_at: int) -> None:
+    record = read_record(files).model_copy(update={"expires_at": expires_at})
+    files.write(RECORD, record.to_json())
+
+
+async def publish(
+    ledger: Ledger, connection: SyncRedis, files: BatchFiles, *, window_s: float | None = None
+) -> BatchStatus:
+    """Make a prepared batch known and queue what is left of it; returns the status that stands then.
+
+    Repeating it changes nothing; after a crash, or with an empty Redis, it repairs. ``window_s`` gives a batch
+    that Redis does not know a new deadline, so many seconds from now; None leaves it. Raises
+    StoreUnavailable, StorageError, DamagedPlanError.
+    """
+    if window_s is not None and await ledger.entry(files.batch_id) is None:
+        await to_thread.run_sync(_extend, files, int(await ledger.now() + window_s))
+    record = await to_thread.run_sync(read_record, files)
+    plan = await to_thread.run_sync(open_plan, files)
+    await ledger.open(record.id, float(record.created_at), _opening_fields(record, plan))
+    status = await ledger.move(record.id, BatchStatus.IN_PROGRESS, among=[BatchStatus.VALIDATING])
+    if status == BatchStatus.IN_PROGRESS:
+        done = await ledger.shards_done(record.id)
+        await to_thread.run_sync(_queue, connection, record, plan.shard_count, done)
+    return BatchStatus(status)
+
+
+def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
+    counts = record.request_counts
+    return {
+        "record": record.to_json().decode(),
+        "status": BatchStatus.VALIDATING.value,
+        "total": str(counts.total),
+        "completed": "0",
+        "failed": str(counts.failed),
+        "prompt_tokens": "0",
+        "completion_tokens": "0",
+        "cost_total": str(plan.cost_total),
+        "cost_done": "0",
+        "shards": str(plan.shard_count),
+        "shards_done": "0",
+        "queue": record.forebay.queue,
+        "created_at": str(record.created_at),
+        "expires_at": str(record.expires_at),
+        "order": record.forebay.order,
+        "input_name": (record.metadata or {}).get("input_name", ""),
+        "detail": "1" if record.forebay.detail else "0",
+    }
+
+
+def _queue(connection: SyncRedis, record: BatchRecord, shards: int, done: set[int]) -> None:
+    left = [shard for shard in range(shards) if shard not in done]
+    if left:
+        queues.enqueue_shards(connection, record.forebay.queue, record.id, left)
+    else:
+        # Whoever finished the last shard died before it queued the finaliser.
+        queues.enqueue_finalise(connection, record.forebay.queue, record.id)
