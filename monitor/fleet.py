@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _MIN_SPACING_S = 0.1
+_LOOKING_SHARE = 0.05
+"""The part of the time that looking may take before it is done less often."""
 _BACKOFF_CAP_S = 5.0
 _LIVE_HEARTBEATS = 1.5
 """A monitor is live for so many heartbeats; with beats twice in one, two heartbeats see every change."""
@@ -45,13 +47,12 @@ class FleetWatcher:
         self._monitors: tuple[str, ...] = ()
         self._failures = 0
         self._begun = 0
+        self._cost_s = 0.0
         self._seen = 0
         self._seen_at = float("-inf")
         self.views: Mapping[str, WorkerView] = {}
         self.memos: Mapping[str, Memo] = {}
         self.mine: frozenset[str] = frozenset()
-        self.hurry = False
-        """Whether views are wanted at the fast interval."""
 
     @property
     def is_fresh(self) -> bool:
@@ -98,6 +99,7 @@ class FleetWatcher:
         self._adopt(view)
         self.memos = await self._store.memos(sorted(self.mine))
         self._seen, self._seen_at = number, loop.time()
+        self._cost_s = self._seen_at - asked_at
         self._looked.set()
         self._looked = asyncio.Event()
 
@@ -115,9 +117,10 @@ class FleetWatcher:
         self._beat_at = now + heartbeat_s / 2 - _MIN_SPACING_S
 
     def _interval_s(self) -> float:
+        """As often as a poll may come, unless the fleet is so large that looking would be our main work."""
         settings = self._settings
-        usual = settings.fast_interval_s if self.hurry else settings.poll_interval_s
-        return min(usual, settings.heartbeat_s / 2)
+        affordable_s = max(settings.fast_interval_s, self._cost_s / _LOOKING_SHARE)
+        return min(affordable_s, settings.poll_interval_s, settings.heartbeat_s / 2)
 
     async def _pause(self, seconds: float) -> None:
         try:

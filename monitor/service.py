@@ -49,7 +49,6 @@ class MonitorService:
         self._clock = RedisClock()
         self.fleet = FleetWatcher(store, settings, self._clock, self._rng)
         self._pollers: dict[str, asyncio.Task[None]] = {}
-        self._fast: set[str] = set()
 
     async def run(self) -> None:
         """Watch the fleet until cancelled. Outages of Redis or of workers never end it."""
@@ -60,10 +59,8 @@ class MonitorService:
         """One poller for every worker of ours, and no other."""
         for worker in self._pollers.keys() - self.fleet.mine:
             self._pollers.pop(worker).cancel()
-            self._fast.discard(worker)
         for worker in self.fleet.mine - self._pollers.keys():
             self._pollers[worker] = tasks.create_task(self._poll_for_ever(worker), name=f"poll {worker}")
-        self.fleet.hurry = bool(self._fast)
 
     async def _poll_for_ever(self, worker: str) -> None:
         loop = asyncio.get_running_loop()
@@ -82,6 +79,5 @@ class MonitorService:
         while True:
             started = loop.time()
             fast = await poller.turn()
-            (self._fast.add if fast else self._fast.discard)(worker)
             interval_s = self._settings.fast_interval_s if fast else self._settings.poll_interval_s
             await asyncio.sleep(max(0.0, started + interval_s - loop.time()))
