@@ -26,6 +26,8 @@ HALF_SCORE_S = 5.0
 """A worker that will be busy for this many seconds scores one half."""
 SESSION_HEADROOM = 0.25
 """How far above its share of all leases a worker may be and still be a key's first choice."""
+ROUNDING = 1e-9
+"""A product this little above a whole number is that number."""
 UNKNOWN = 0.5
 """What every worker scores when nobody's score is known."""
 
@@ -99,7 +101,8 @@ def session(question: Question) -> Column | None:
     limits = np.where(question.candidates, fleet.limit, 0.0)
     leases = np.where(question.candidates, fleet.leases, 0.0)
     share = (leases.sum() + 1.0) / limits.sum() * limits
-    within = question.candidates & (leases + 1.0 <= np.ceil((1.0 + SESSION_HEADROOM) * share))
+    bound = np.ceil((1.0 + SESSION_HEADROOM) * share - ROUNDING)
+    within = question.candidates & (leases + 1.0 <= bound)
     walk = np.where(within, _mixed(fleet.hashes ^ np.uint64(key_hash(key))), 0)
     column = np.zeros(len(fleet))
     column[walk.argmax()] = 1.0
