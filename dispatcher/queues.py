@@ -30,12 +30,12 @@ _NO_TIMEOUT = -1
 
 def shard_job_id(batch_id: str, shard: int) -> str:
     """The id of the RQ job that carries a shard: a shard is queued at most once."""
-    return f"{batch_id}.{shard}"
+    return f"{batch_id}-{shard}"
 
 
 def finalise_job_id(batch_id: str) -> str:
     """The id of the RQ job that finalises a batch."""
-    return f"{batch_id}.finalise"
+    return f"{batch_id}-finalise"
 
 
 def queue(connection: SyncRedis, name: str) -> Queue:
@@ -153,11 +153,11 @@ def running_shards(connection: SyncRedis, name: str, batch_id: str) -> int:
     with translated():
         registry = StartedJobRegistry(name, connection=connection, serializer=JSONSerializer)
         running = registry.get_job_ids(cleanup=False)
-    return sum(1 for job_id in running if job_id.startswith(f"{batch_id}.") and not _is_finalise(job_id))
+    return sum(1 for job_id in running if job_id.startswith(f"{batch_id}-") and not _is_finalise(job_id))
 
 
 def _is_finalise(job_id: str) -> bool:
-    return job_id.endswith(".finalise")
+    return job_id.endswith("-finalise")
 
 
 def waiting_jobs(connection: SyncRedis, names: Iterable[str] = QUEUES) -> dict[str, int]:

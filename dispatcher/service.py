@@ -348,13 +348,13 @@ class Dispatcher:
             await self._acknowledge(queues.enqueue_finalise, self._rq_redis, claimed.queue.name, batch_id)
 
     async def _finalise(self, claimed: Claimed, batch_id: str) -> None:
-        while await self._still_kept(claimed.queue.name, batch_id):
-            await asyncio.sleep(_PAUSE_S[0])  # noqa: ASYNC110 - other processes have no event for us
+        while await self._still_kept(claimed.queue.name, batch_id):  # noqa: ASYNC110 - see below
+            await asyncio.sleep(_PAUSE_S[0])  # other processes have no event for us
         await self._finaliser.run(batch_id)
         await self._acknowledge(self._claims.finish, claimed)
 
     async def _still_kept(self, queue: str, batch_id: str) -> bool:
-        """Whether somebody still runs a shard of a cancelled batch: it stops soon, keeping its last results."""
+        """Whether somebody still runs a shard of a cancelled batch: it stops soon, keeping what it has."""
         entry = await self._ledger.entry(batch_id)
         if entry is None or entry.status != BatchStatus.CANCELLING:
             return False
