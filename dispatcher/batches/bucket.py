@@ -7,7 +7,7 @@ temporary file until then; it needs as much room in the system's temporary folde
 import io
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, cast
@@ -57,14 +57,16 @@ class Bucket:
 
     def exists(self, path: str) -> bool:
         with translated(path):
+            self._fs.invalidate_cache()
             return bool(self._fs.exists(self._at(path)))
 
     def walk(self, folder: str) -> list[Found]:
         # What another dispatcher has just put must be seen, and listings may be cached.
-        with translated(folder):
+        with translated(folder), suppress(FileNotFoundError):
             self._fs.invalidate_cache()
             details = self._fs.find(self._at(folder), detail=True).values()
             return [Found(self._below(entry["name"]), entry["size"], _modified_s(entry)) for entry in details]
+        return []
 
     def folders(self, folder: str) -> list[str]:
         with translated(folder):

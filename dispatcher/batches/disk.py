@@ -67,7 +67,7 @@ class Disk:
         with translated(folder):
             return [
                 Found(str(Path(top, name).relative_to(self._root)), status.st_size, status.st_mtime)
-                for top, _, names in os.walk(self._root / folder)
+                for top, _, names in os.walk(self._root / folder, onerror=_unless_missing)
                 for name in names
                 if not name.endswith(_TEMPORARY)
                 for status in [Path(top, name).stat()]
@@ -140,6 +140,12 @@ def read_at(descriptor: int, span: Range) -> bytes:
         pieces.append(piece)
         offset, left = offset + len(piece), left - len(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _unless_missing(error: OSError) -> None:
+    """Refuse to take a folder that cannot be listed for an empty one."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _make_folder(folder: Path) -> None:

@@ -238,7 +238,9 @@ def _check_repeated_keys(raw: bytes, line: dict[str, Any]) -> None:
     fewer colons than its source exactly when a key was repeated. A colon spelt as an escape is the only other
     cause, and sends the line down the slow way too.
     """
-    if raw.count(b":") == _encode(line).count(b":") and b"\\u003" not in raw:
+    # A single byte is sought much faster than five, and many lines have no escape at all.
+    may_escape_a_colon = b"\\" in raw and b"\\u003" in raw
+    if not may_escape_a_colon and raw.count(b":") == _encode(line).count(b":"):
         return
     # The standard library, since only its hook sees an object's pairs before they become a dict.
     json.loads(raw, object_pairs_hook=_unique)

@@ -52,6 +52,13 @@ def test_joined_reads_answer_every_range_in_the_order_asked(data: bytes, draw: s
     assert read_joined(wanted, read) == [read(piece) for piece in wanted]
 
 
+def test_a_range_within_an_earlier_one_does_not_cut_it_short() -> None:
+    data = bytes(range(50))
+    wanted = [Range(0, 40), Range(5, 3), Range(45, 5)]
+    assert read_joined(wanted[:2], lambda span: data[: span.length]) == [data[:40], data[5:8]]
+    assert read_joined(wanted, lambda span: data[: span.length])[2] == data[45:]
+
+
 def test_near_ranges_become_one_read_and_far_ones_do_not() -> None:
     reads: list[Range] = []
 

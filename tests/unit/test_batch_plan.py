@@ -15,7 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.batches import duplicates, intake, plan
-from dispatcher.batches.errors import ChangedInputError, DamagedPlanError, StorageMissingError
+from dispatcher.batches.errors import (
+    ChangedInputError,
+    DamagedPlanError,
+    StorageFullError,
+    StorageMissingError,
+)
 from dispatcher.batches.intake import Intake, Limits, take_in
 from dispatcher.batches.plan import Plan, PlannedRequest, open_plan, read_lines
 from dispatcher.batches.shards import cut
@@ -104,13 +109,19 @@ def test_the_order_is_by_cost_bucket_then_prefix_then_line(lines: list[bytes]) -
 
 
 @given(st.integers(0, 30_000), st.integers(1, 500))
-def test_shards_never_grow_and_the_last_are_single_lines(total: int, slots: int) -> None:
+def test_shards_never_grow_and_the_last_are_small(total: int, slots: int) -> None:
     sizes = cut(total, slots)
+    smallest = max(1, min(16, slots // 8))
     assert sum(sizes) == total
     assert all(left >= right for left, right in pairwise(sizes))
-    assert all(1 <= size <= 256 for size in sizes)
-    assert sizes[-1:] == ([1] if total else [])
-    assert sizes[:1] == ([min(256, max(1, total // (2 * slots)))] if total else [])
+    assert all(smallest <= size <= 256 for size in sizes[:-1])
+    assert all(1 <= size <= smallest for size in sizes[-1:])
+
+
+def test_a_shard_is_half_a_slots_share_of_what_remains() -> None:
+    assert cut(100, 5)[:4] == [10, 9, 8, 7]
+    assert cut(1_000_000, 64)[0] == 256
+    assert cut(40, 800) == [16, 16, 8]
 
 
 def test_a_cost_is_the_prompt_and_what_is_asked_or_else_the_models_mean(files: BatchFiles) -> None:
@@ -268,6 +279,18 @@ def test_a_source_that_breaks_leaves_nothing_behind(files: BatchFiles) -> None:
             slots=1,
             mean_completion_tokens={},
         )
+    assert files.walk() == []
+
+
+def test_a_plan_that_cannot_be_stored_leaves_nothing_behind(
+    files: BatchFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise StorageFullError("no room")
+
+    monkeypatch.setattr(intake, "write_plan", full)
+    with pytest.raises(StorageFullError):
+        take(files, request("a") + b"\nbad", "skip")
     assert files.walk() == []
 
 

@@ -145,6 +145,14 @@ def test_results_are_durable_after_a_flush_and_not_before(files: BatchFiles) -> 
     assert done_lines(files, 4) == {}
 
 
+def test_a_line_that_two_claims_answered_is_done_as_the_first_said(files: BatchFiles) -> None:
+    for claim, ok in (("a", False), ("b", True)):
+        writer = PartWriter(files, 0, claim)
+        writer.add(entry(1, ok=ok))
+        writer.flush()
+    assert done_lines(files, 0) == {1: False}
+
+
 def test_each_flush_is_a_part_of_its_own_and_an_empty_one_is_none(files: BatchFiles) -> None:
     writer = PartWriter(files, 0, "a")
     assert writer.flush() == 0

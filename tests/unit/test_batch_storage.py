@@ -125,6 +125,19 @@ def test_the_batches_with_files_are_listed(storage: Storage) -> None:
     assert storage.batch_ids() == ["a", "b"]
 
 
+def test_a_folder_that_cannot_be_listed_is_an_error_and_not_empty(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # An empty answer would mean that nothing is durable, and every line would be sent again.
+    def denied(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    files = Storage(str(tmp_path)).files("batch_1")
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(StorageDeniedError):
+        files.walk("parts")
+
+
 def test_a_spool_is_gone_when_it_is_closed(files: BatchFiles, tmp_path: Path) -> None:
     with files.spool() as spool:
         spool.write(b"x")
