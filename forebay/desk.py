@@ -41,7 +41,7 @@ class Desk:
         try:
             facts = await server_facts(self.client)
         except StoreUnavailable as error:
-            cause = error.__cause__ or error
+            cause = str(error.__cause__ or error).rstrip(".")
             raise StoreUnavailable(
                 f"cannot reach Redis at {public_url(self.redis_url)}: {cause}; start one, or pass --redis URL"
             ) from error

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from anyio.from_thread import BlockingPortal
 from pydantic import ValidationError
 
+from monitor.http import make_client
+from monitor.sweep import Swept, sweep_fleet
 from workers.errors import InvalidWorkerUrl, SettingsError, UnknownWorker
 from workers.fleet import FleetView, WorkerView
 from workers.settings import explain
@@ -61,9 +65,9 @@ class Workers:
         """All workers at one moment, with the time of it."""
         return self._portal.call(self._store.view)
 
-    def list(self) -> list[WorkerView]:
+    def list(self) -> Sequence[WorkerView]:
         """All workers, by id."""
-        return list(self.view().workers)
+        return self.view().workers
 
     def show(self, name: str) -> WorkerView:
         """One worker, by URL or id. Raises UnknownWorker."""
@@ -90,6 +94,15 @@ class Workers:
         """Forget a worker at once. Raises UnknownWorker."""
         if not self._portal.call(self._store.remove, named(name)):
             raise _unknown(name)
+
+    def loads(self) -> Sequence[Swept]:
+        """Ask all workers for their load now; unknown is None, with the reason."""
+
+        async def sweep() -> Sequence[Swept]:
+            async with make_client() as client:
+                return await sweep_fleet(self._store, client)
+
+        return self._portal.call(sweep)
 
     def reset(self, name: str) -> None:
         """Close its breaker and look for ``/v1/loads`` anew. Raises UnknownWorker."""

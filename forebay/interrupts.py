@@ -13,7 +13,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """While it is open, the first signal raises KeyboardInterrupt and every later one calls ``on_hurry``.
 
-    So an orderly end, which takes a moment, is not torn apart by an impatient second Ctrl-C. Main thread only.
+    So an orderly end, which takes a moment, is not torn apart by a second Ctrl-C. Main thread only.
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -53,7 +53,7 @@ class RunSettings:
     storage: str | None = None
     queue: str | None = None
     dispatchers: int = 1
-    options: Options = Options()
+    options: Options = field(default_factory=Options)
     wait_ready_s: float = 60.0
     overwrite: bool = False
     restart: bool = False
@@ -93,6 +93,9 @@ class Watcher(Protocol):
 
     def progress(self, seen: Progress) -> None:
         """One look at the batch while it runs."""
+
+    def close(self) -> None:
+        """The run is over, however it ended."""
 
 
 def run(settings: RunSettings, watcher: Watcher) -> Outcome:
@@ -293,9 +296,16 @@ class _Run:
         for target, written in ((settings.output, saved.output), (settings.errors, saved.errors)):
             if written is None:  # what stands there is of an earlier run, and --overwrite was given
                 target.unlink(missing_ok=True)
-        if self._batch.private and settings.redis_url is not None and not settings.keep_state:
-            self._forebay.forget(self._batch.id)
+        if not settings.keep_state:
+            self._forget()
         return self._outcome(record, saved, batch_s)
+
+    def _forget(self) -> None:
+        """Leave no half of a batch: what Redis knows of one whose files go, the files of one it forgets."""
+        if self._batch.private:
+            self._forebay.forget(self._batch.id)
+        elif self._batch.settings.redis_url is None:
+            self._batch.files.remove_all()
 
     def _interrupted(self, published: float) -> Outcome:
         batch_s = time.monotonic() - published

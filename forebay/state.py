@@ -46,7 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RunState:
-    """The folder of one output. A context manager: it holds the lock, so that one run at a time writes OUT."""
+    """The folder of one output. A context manager: it holds the lock, so one run at a time writes OUT."""
 
     def __init__(self, output: Path) -> None:
         """Make the folder and lock it. Raises RunRefused when another run holds it, OSError."""

@@ -30,6 +30,7 @@ from forebay.errors import RefusedInput
 from workers.connection import SyncRedis
 
 DAY_S = 86_400.0
+_TIMES = frozenset(BatchRecord.model_fields)
 USUAL_SLOTS = 64
 """Requests at once that a plan is cut for while nothing is known of the fleet."""
 
@@ -121,8 +122,8 @@ async def publish(
 ) -> BatchStatus:
     """Make a prepared batch known and queue what is left of it; returns the status that stands then.
 
-    Repeating it changes nothing; after a crash, or with an empty Redis, it repairs. ``window_s`` gives a batch
-    that Redis does not know a new deadline, so many seconds from now; None leaves it. Raises
+    Repeating it changes nothing; after a crash, or with an empty Redis, it repairs. ``window_s`` gives a
+    batch that Redis does not know a new deadline, so many seconds from now; None leaves it. Raises
     StoreUnavailable, StorageError, DamagedPlanError.
     """
     if window_s is not None and await ledger.entry(files.batch_id) is None:
@@ -137,10 +138,20 @@ async def publish(
     return BatchStatus(status)
 
 
+def _as_opened(record: BatchRecord, plan: Plan) -> BatchRecord:
+    """The record without what befell the batch since: its file may be of a batch that has ended already."""
+    befallen = dict.fromkeys(f"{status}_at" for status in BatchStatus if f"{status}_at" in _TIMES)
+    counts = RequestCounts(total=plan.total + plan.refused, failed=plan.refused)
+    return record.model_copy(
+        update={"status": BatchStatus.VALIDATING, "request_counts": counts, "usage": None, **befallen}
+    )
+
+
 def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
-    counts = record.request_counts
+    opened = _as_opened(record, plan)
+    counts = opened.request_counts
     return {
-        "record": record.to_json().decode(),
+        "record": opened.to_json().decode(),
         "status": BatchStatus.VALIDATING.value,
         "total": str(counts.total),
         "completed": "0",
@@ -157,6 +168,7 @@ def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
         "order": record.forebay.order,
         "input_name": (record.metadata or {}).get("input_name", ""),
         "detail": "1" if record.forebay.detail else "0",
+        "strategy": record.forebay.strategy or "",
     }
 
 

@@ -1,0 +1,189 @@
+"""The commands about batches on a Redis that others share: submit, wait, status, results, batches, cancel."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dispatcher.batches.record import BatchRecord
+from forebay.cli.failures import ExitCode, complain, ended
+from forebay.cli.options import (
+    BadLines,
+    BadLinesOption,
+    BatchId,
+    Json,
+    NoDetail,
+    Order,
+    OrderOption,
+    Queue,
+    Redis,
+    Storage,
+    StrategyOption,
+    duration,
+    open_client,
+    print_json,
+)
+from forebay.cli.run import watcher
+from forebay.results import errors_path
+from forebay.submission import DAY_S
+
+
+def submit(
+    input: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Batch file.")],  # noqa: A002 - see its help
+    redis: Redis = None,
+    storage: Storage = None,
+    queue: Queue = "default",
+    bad_lines: BadLinesOption = BadLines.FAIL,
+    order: OrderOption = Order.INPUT,
+    no_detail: NoDetail = False,
+    strategy: StrategyOption = None,
+    window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
+    json: Json = False,
+) -> None:
+    """Check a batch file and queue it; prints the batch with its id.
+
+    A file with bad lines is refused, with their numbers and reasons, and exit code 2.
+    """
+    with open_client(redis, storage) as forebay:
+        record = forebay.submit(
+            input,
+            queue=queue,
+            bad_lines=bad_lines.value,
+            order=order.value,
+            detail=not no_detail,
+            strategy=strategy,
+            window=window,
+        )
+    _print(record, json=json)
+
+
+def wait(
+    batch_id: BatchId,
+    redis: Redis = None,
+    timeout: Annotated[float | None, duration("--timeout", "How long to wait. Default: to the end.")] = None,
+    json: Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Wait until a batch has ended, and show how far it is.
+
+    Exit codes: 0 every line completed; 1 some lines failed; 3 cancelled or expired; 4 still not ended after
+    --timeout. The batch itself goes on whatever happens to this command.
+    """
+    with open_client(redis) as forebay, closing(watcher(json=json, quiet=quiet)) as looking:
+        record = forebay.wait(batch_id, looking.progress, timeout_s=timeout)
+    _print(record, json=json)
+    raise typer.Exit(ended(record))
+
+
+def status(
+    batch_id: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="The batch's id. Default: the newest batch.")
+    ] = None,
+    redis: Redis = None,
+    json: Json = False,
+) -> None:
+    """Show how a batch stands."""
+    with open_client(redis) as forebay:
+        if batch_id is not None:
+            record = forebay.status(batch_id)
+        else:
+            newest = forebay.batches(limit=1)
+            if not newest:
+                complain("there are no batches; see: forebay submit")
+                raise typer.Exit(ExitCode.BAD_INPUT)
+            [record] = newest
+    _print(record, json=json)
+
+
+def results(
+    batch_id: BatchId,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="OUT.jsonl", help="Where the results go.")
+    ],
+    errors: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Where failed lines go. Default: OUT.errors.jsonl, if there are any."
+        ),
+    ] = None,
+    redis: Redis = None,
+    storage: Storage = None,
+    json: Json = False,
+) -> None:
+    """Save a batch's results; of a batch that still runs, those that are durable so far.
+
+    Existing files are replaced, each at once. A file that would be empty is not made.
+    """
+    with open_client(redis, storage) as forebay:
+        record = forebay.status(batch_id)
+        saved = forebay.save_results(batch_id, output, errors or errors_path(output))
+    if json:
+        print_json(
+            {
+                "batch_id": record.id,
+                "status": record.status,
+                "output": str(saved.output) if saved.output else None,
+                "errors": str(saved.errors) if saved.errors else None,
+            }
+        )
+        return
+    so_far = "" if record.status.final else " (so far: the batch has not ended)"
+    typer.echo(f"results: {saved.output or 'none'}{so_far}")
+    if saved.errors:
+        typer.echo(f"failed lines: {saved.errors}")
+
+
+def batches(
+    redis: Redis = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many to list.")] = 20,
+    json: Json = False,
+) -> None:
+    """List the newest batches, newest first."""
+    with open_client(redis) as forebay:
+        found = forebay.batches(limit)
+    if json:
+        print_json([record.model_dump(mode="json") for record in found])
+        return
+    Console().print(_table(found))
+
+
+def cancel(batch_id: BatchId, redis: Redis = None, json: Json = False) -> None:
+    """Ask for a batch's end. Answers that are there are kept; the other lines become batch_cancelled.
+
+    A batch that has ended already stays as it is.
+    """
+    with open_client(redis) as forebay:
+        record = forebay.cancel(batch_id)
+    _print(record, json=json)
+
+
+def _print(record: BatchRecord, *, json: bool) -> None:
+    """The batch as JSON, either way: on one line for programs, indented and without nulls for people."""
+    print_json(record.model_dump(mode="json", exclude_none=not json), indented=not json)
+
+
+def _table(records: list[BatchRecord]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("batch", "input", "status", "created"):
+        table.add_column(title, overflow="fold")
+    for title in ("lines", "done", "failed"):
+        table.add_column(title, justify="right")
+    for record in records:
+        counts = record.request_counts
+        table.add_row(
+            Text(record.id),
+            Text((record.metadata or {}).get("input_name", "-")),
+            record.status,
+            datetime.fromtimestamp(record.created_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
+            f"{counts.total:,}",
+            f"{counts.completed:,}",
+            f"{counts.failed:,}",
+        )
+    return table

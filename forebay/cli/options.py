@@ -1,0 +1,104 @@
+"""Flags that several commands share, spelled and explained once."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from forebay.cli.failures import complain
+from forebay.client import Forebay
+from forebay.durations import parse_duration
+from workers.errors import SettingsError
+
+Redis = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        metavar="URL",
+        help="Redis or Valkey: redis://, rediss:// or unix://. Default: $FOREBAY_REDIS_URL, then localhost.",
+    ),
+]
+Storage = Annotated[
+    str | None,
+    typer.Option(
+        "--storage",
+        metavar="URL",
+        help="Where batches' files are: a folder or s3://, gs://. Default: $FOREBAY_STORAGE, "
+        "then a folder below your data folder. The dispatchers must see the same.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+BatchId = Annotated[str, typer.Argument(metavar="ID", help="The batch's id.")]
+Queue = Annotated[
+    str, typer.Option(metavar="NAME", help="Queue of the fleet: high, default or low, or one of your own.")
+]
+
+
+class BadLines(StrEnum):
+    """What becomes of a file with bad lines."""
+
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+class Order(StrEnum):
+    """The order of result lines."""
+
+    INPUT = "input"
+    COMPLETED = "completed"
+
+
+BadLinesOption = Annotated[
+    BadLines,
+    typer.Option("--bad-lines", help="fail: one bad line refuses the file. skip: the good lines run."),
+]
+OrderOption = Annotated[
+    Order, typer.Option("--order", help="Results in the order of the input, or as they were completed.")
+]
+NoDetail = Annotated[
+    bool,
+    typer.Option("--no-detail", help="Leave out the key `forebay` (worker, attempts, times) of each result."),
+]
+
+
+class Strategy(StrEnum):
+    """For what kind of requests workers are chosen."""
+
+    BATCH = "batch"
+    CHAT = "chat"
+    LONG_CONTEXT = "long-context"
+
+
+StrategyOption = Annotated[
+    Strategy | None, typer.Option("--strategy", help="How workers are chosen. Default: the dispatcher's.")
+]
+
+
+def _seconds(text: str | float) -> float:
+    """Read a duration; as a parser, typer also hands it the default."""
+    try:
+        return parse_duration(str(text))
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def duration(flag: str, text: str) -> Any:
+    """A flag that takes a duration and gives seconds."""
+    return typer.Option(flag, parser=_seconds, metavar="DURATION", help=f"{text} As 90s, 5m, 24h or 7d.")
+
+
+def open_client(redis: str | None, storage: str | None = None) -> Forebay:
+    """The client that a command works with; what is worrying about its Redis is said."""
+    forebay = Forebay(redis, storage)
+    if forebay.warning:
+        complain(f"warning: {forebay.warning}")
+    return forebay
+
+
+def print_json(value: Any, *, indented: bool = False) -> None:
+    """Print one JSON value: on one line, or indented for people."""
+    text = msgspec.json.encode(value)
+    typer.echo(msgspec.json.format(text, indent=2 if indented else -1).decode())

@@ -1,0 +1,79 @@
+"""Tables for people: the fleet, and who did what in a batch. Unknown is shown as ``-``, never as 0."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from forebay.tally import Share
+from workers.breaker import BreakerState
+from workers.fleet import WorkerState, WorkerView
+
+_STATE_STYLES = {
+    WorkerState.STARTING: "yellow",
+    WorkerState.READY: "green",
+    WorkerState.UNREADY: "red",
+    WorkerState.DRAINING: "yellow",
+    WorkerState.GONE: "dim",
+}
+_BREAKER_STYLES = {BreakerState.CLOSED: "", BreakerState.OPEN: "red", BreakerState.HALF_OPEN: "yellow"}
+
+
+def dash(value: float | str | None) -> str:
+    """A number or a word, ``-`` when it is unknown."""
+    return "-" if value is None or value == "" else str(value)
+
+
+def percent(ratio: float | None) -> str:
+    """A share of one as per cent."""
+    return "-" if ratio is None else f"{100 * ratio:.0f}"
+
+
+def rate(value: float | None) -> str:
+    """Something per second, in whole numbers."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def fleet_table(workers: Sequence[WorkerView]) -> Table:
+    """One line for each worker."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("worker", "runtime", "state"):
+        table.add_column(title, overflow="fold")
+    for title in ("running", "waiting", "KV %", "leases", "limit"):
+        table.add_column(title, justify="right")
+    table.add_column("breaker")
+    for worker in workers:
+        load = worker.load
+        table.add_row(
+            Text(worker.id),
+            dash(worker.runtime),
+            Text(worker.state, style=_STATE_STYLES[worker.state]),
+            dash(load.running if load else None),
+            dash(load.waiting if load else None),
+            percent(load.kv_usage_max if load else None),
+            str(worker.leases),
+            str(worker.limit),
+            Text(worker.breaker, style=_BREAKER_STYLES[worker.breaker]),
+        )
+    return table
+
+
+def share_table(shares: Mapping[str, Share]) -> Table:
+    """Who answered what."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("worker", overflow="fold")
+    for title in ("requests", "share", "tokens", "mean latency"):
+        table.add_column(title, justify="right")
+    requests = sum(share.requests for share in shares.values())
+    for worker, share in sorted(shares.items(), key=lambda item: -item[1].tokens):
+        latency = share.mean_latency_s
+        table.add_row(
+            Text(worker),
+            f"{share.requests:,}",
+            f"{percent(share.requests / requests)} %",
+            f"{share.tokens:,}",
+            "-" if latency is None else f"{latency:.2f} s",
+        )
+    return table

@@ -1,0 +1,202 @@
+"""The commands about the fleet: ``forebay workers add/list/show/drain/remove/reset/loads``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from forebay.cli import shapes
+from forebay.cli.options import Json, Redis, duration, open_client, print_json
+from forebay.cli.tables import fleet_table
+from forebay.fleet import DRAIN_S
+from monitor.sweep import Swept
+from workers.fleet import WorkerView
+from workers.store import Memo
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Register, look at and take away workers.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's URL or id.")]
+
+_SHOWN_LOAD = ("running", "waiting", "kv_usage_max", "used_tokens", "gen_throughput")
+
+
+@app.command()
+def add(
+    url: Annotated[str, typer.Argument(metavar="URL", help="Base URL of an inference server.")],
+    redis: Redis = None,
+    runtime: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What it runs, as vllm or sglang. Default: detected.")
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Model that it serves; repeat it. Default: what it says."),
+    ] = None,
+    weight: Annotated[float, typer.Option(help="Static preference, above 0; 1 is usual.")] = 1.0,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="VARIABLE", help="Variable with its key, in the services' environment."),
+    ] = None,
+    max_running: Annotated[
+        int | None, typer.Option(min=1, help="Requests that it runs at once. Default: learned.")
+    ] = None,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Begin a new life even if nothing has changed.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Register a worker. The same again changes nothing."""
+    with open_client(redis) as forebay:
+        registered = forebay.workers.add(
+            url,
+            runtime=runtime,
+            models=tuple(model or ()),
+            weight=weight,
+            api_key_env=api_key_env,
+            max_running=max_running,
+            replace=replace,
+        )
+    if json:
+        print_json(
+            {
+                "id": registered.worker_id,
+                "incarnation": registered.incarnation,
+                "outcome": registered.outcome,
+            }
+        )
+    else:
+        typer.echo(f"{registered.worker_id}: {registered.outcome}, incarnation {registered.incarnation}")
+
+
+@app.command("list")
+def list_(redis: Redis = None, json: Json = False) -> None:
+    """List all workers with their loads."""
+    with open_client(redis) as forebay:
+        workers = forebay.workers.list()
+        memos = forebay.workers.memos() if json else {}
+    if json:
+        print_json([shapes.worker(view, memos.get(view.id)) for view in workers])
+    elif workers:
+        Console().print(fleet_table(workers))
+    else:
+        typer.echo("no workers; see: forebay workers add")
+
+
+@app.command()
+def show(name: Name, redis: Redis = None, json: Json = False) -> None:
+    """Show all that is known of a worker, and why it stands as it does."""
+    with open_client(redis) as forebay:
+        view = forebay.workers.show(name)
+        memo = forebay.workers.memos().get(view.id)
+    if json:
+        print_json(shapes.worker(view, memo))
+    else:
+        Console().print(_details(view, memo))
+
+
+@app.command()
+def drain(
+    name: Name,
+    redis: Redis = None,
+    deadline: Annotated[
+        float, duration("--deadline", "After so long it goes even if it is not idle.")
+    ] = DRAIN_S,
+    json: Json = False,
+) -> None:
+    """Give a worker no new requests; it is removed when it is idle."""
+    with open_client(redis) as forebay:
+        forebay.workers.drain(name, deadline_s=deadline)
+        identity = forebay.workers.show(name).id
+    _done(identity, "draining", json=json)
+
+
+@app.command()
+def remove(name: Name, redis: Redis = None, json: Json = False) -> None:
+    """Forget a worker at once; what it is answering is answered still."""
+    with open_client(redis) as forebay:
+        identity = forebay.workers.show(name).id
+        forebay.workers.remove(name)
+    _done(identity, "removed", json=json)
+
+
+@app.command()
+def reset(name: Name, redis: Redis = None, json: Json = False) -> None:
+    """Close a worker's circuit breaker by hand, and look for its /v1/loads anew."""
+    with open_client(redis) as forebay:
+        forebay.workers.reset(name)
+        identity = forebay.workers.show(name).id
+    _done(identity, "reset", json=json)
+
+
+@app.command()
+def loads(redis: Redis = None, json: Json = False) -> None:
+    """Ask every worker for its load now. What a worker does not say is shown as -1."""
+    with open_client(redis) as forebay:
+        swept = forebay.workers.loads()
+    if json:
+        print_json([_as_json(one) for one in swept])
+    else:
+        Console().print(_loads_table(swept))
+
+
+def _done(identity: str, outcome: str, *, json: bool) -> None:
+    if json:
+        print_json({"id": identity, "outcome": outcome})
+    else:
+        typer.echo(f"{identity}: {outcome}")
+
+
+def _as_json(one: Swept) -> dict[str, Any]:
+    shown = {name: getattr(one.load, name, None) for name in _SHOWN_LOAD}
+    return {
+        "id": one.worker,
+        "source": one.load.source if one.load else "none",
+        "reason": one.reason,
+        **{name: -1 if value is None else value for name, value in shown.items()},
+    }
+
+
+def _loads_table(swept: Sequence[Swept]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("worker", overflow="fold")
+    table.add_column("source")
+    for name in _SHOWN_LOAD:
+        table.add_column(name.replace("_", " "), justify="right")
+    table.add_column("reason", overflow="fold")
+    for one in swept:
+        row = _as_json(one)
+        numbers = [f"{row[name]:g}" for name in _SHOWN_LOAD]
+        table.add_row(Text(one.worker), row["source"], *numbers, Text(one.reason))
+    return table
+
+
+def _details(view: WorkerView, memo: Memo | None) -> Table:
+    table = Table.grid(padding=(0, 2))
+    for name, value in _flat(shapes.worker(view, memo)):
+        table.add_row(Text(name, style="bold"), Text(_spelled(value)))
+    return table
+
+
+def _flat(shape: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    rows: list[tuple[str, Any]] = []
+    for name, value in shape.items():
+        if isinstance(value, dict):
+            rows += _flat(value, f"{prefix}{name}.")
+        else:
+            rows.append((prefix + name, value))
+    return rows
+
+
+def _spelled(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None or value == "" else str(value)
