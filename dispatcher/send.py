@@ -100,7 +100,7 @@ class ThroughHttpx:
 
     async def _read(self, response: httpx.Response) -> bytes:
         content = bytearray()
-        async for chunk in response.aiter_raw():
+        async for chunk in response.aiter_bytes():
             content += chunk
             if len(content) > self._max_body_bytes:
                 raise WireError(FailureKind.TOO_LARGE, f"reply above {self._max_body_bytes} bytes")
