@@ -78,6 +78,11 @@ class SimulatedEngine:
         return self._port
 
     @property
+    def listening(self) -> bool:
+        """Whether connecting is possible: false while a fault refuses, until the listener is open again."""
+        return self._server is not None
+
+    @property
     def stats(self) -> Stats:
         return self._engine.stats
 
