@@ -35,7 +35,11 @@ class DispatcherSettings(ServiceSettings):
     storage: str = Field(
         default_factory=default_storage, description="where batches' files are: any fsspec URL"
     )
-    name: str = Field(default_factory=_name, description="unique among dispatchers, also over restarts")
+    name: str = Field(
+        default_factory=_name,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,79}$",
+        description="unique among dispatchers, also over restarts",
+    )
     queues: tuple[str, ...] = Field(default=QUEUES, min_length=1, description="most urgent first")
 
     request_timeout_s: float = Field(default=600.0, gt=0, description="least time for one attempt")

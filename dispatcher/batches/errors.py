@@ -18,8 +18,10 @@
 A bad line of an input file is no exception: it is a value, see `parse.BadLine`.
 """
 
+from workers.errors import ForebayError
 
-class BatchError(Exception):
+
+class BatchError(ForebayError):
     """Root of everything this package raises on purpose."""
 
 
