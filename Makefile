@@ -46,8 +46,8 @@ test-engines: $(READY) ## the tests against real inference engines
 
 lock: ## resolve requirements/ anew from pyproject.toml; needs uv
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv, or UV=/path/to/uv' >&2; exit 1; }
-	$(LOCK) --extra embedded --group dev -o requirements/dev.txt
 	$(LOCK) --extra embedded --extra s3 -o requirements/run.txt
+	$(LOCK) --extra embedded --group dev --constraint requirements/run.txt -o requirements/dev.txt
 
 clean: ## remove what was made here
 	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
