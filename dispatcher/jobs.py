@@ -1,6 +1,6 @@
 """The functions that queued jobs name. Their dotted paths are wire format and never move.
 
-Only a dispatcher runs them, by its own table (`dispatcher.service`): a job that names anything else is moved
+Only a dispatcher runs them, by its own table (`dispatcher.running`): a job that names anything else is moved
 to failed. Here they exist so that plain RQ code can enqueue them by name; run by a stock RQ worker they fail
 and say why.
 """
