@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from dispatcher.scheduler.filters import FILTERS, PLACES, Emptied
 from dispatcher.scheduler.pickers import Ballot, MaxScore
 from dispatcher.scheduler.question import Question
-from dispatcher.scheduler.scorers import kv, settled
+from dispatcher.scheduler.scorers import UNKNOWN, kv, settled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -84,7 +84,8 @@ class Account:
     passed: list[tuple[str, Mask]] = field(default_factory=list)
     """Who was left after each filter that dropped somebody."""
     candidates: Mask | None = None
-    scores: list[tuple[str, Column]] = field(default_factory=list)
+    scores: list[tuple[str, Column | None]] = field(default_factory=list)
+    """None: unknown for all."""
     totals: Column | None = None
     over: Mask | None = None
 
@@ -116,7 +117,9 @@ class Account:
                 worker=self.ids[place],
                 total=float(self.totals[place]),
                 over_kv_ceiling=self.over is not None and bool(self.over[place]),
-                scores={name: float(column[place]) for name, column in self.scores},
+                scores={
+                    name: UNKNOWN if column is None else float(column[place]) for name, column in self.scores
+                },
             )
             for place in places
         )
@@ -223,20 +226,21 @@ def _ranked(question: Question, account: Account, rng: Random) -> tuple[str, ...
 def _weigh(question: Question, account: Account) -> tuple[Column, Mask | None]:
     """Every worker's total, and which candidates are at or over the KV ceiling (None: none is)."""
     freshness = question.fleet.freshness(question.now_s)
+    free = kv(question)
     totals = np.zeros(len(question.fleet))
     for scorer, share in account.strategy.shares:
-        column = scorer.score(question)
-        column = settled(column, question, freshness if scorer.from_load else None)
+        column = free if scorer.score is kv else scorer.score(question)
+        if column is not None and scorer.from_load:
+            column = settled(column, question, freshness)
         account.scores.append((scorer.name, column))
-        totals += share * column
-    over = _over_ceiling(question, freshness, account.strategy.kv_ceiling)
+        totals += share * (UNKNOWN if column is None else column)
+    over = _over_ceiling(free, question, freshness, account.strategy.kv_ceiling)
     if over is None:
         return totals, None
     return np.where(over, totals * OVER_CEILING, totals), over
 
 
-def _over_ceiling(question: Question, freshness: Column | None, ceiling: float) -> Mask | None:
-    free = kv(question)
+def _over_ceiling(free: Column, question: Question, freshness: Column | None, ceiling: float) -> Mask | None:
     over = question.candidates & (free <= 1.0 - ceiling)
     if freshness is not None and np.count_nonzero(over):
         over &= settled(free, question, freshness) <= 1.0 - ceiling

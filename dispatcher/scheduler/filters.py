@@ -47,25 +47,27 @@ def ready(question: Question) -> Mask:
 
 def context_fits(question: Question) -> Mask | None:
     """Prompt and answer fit the context where it is known; when they fit nowhere the engine has the word."""
+    if question.need.context_tokens <= question.fleet.least_context:
+        return None
     fits = question.fleet.max_model_len >= question.need.context_tokens
     return fits if np.count_nonzero(fits & question.candidates) else None
 
 
-def breaker_admits(question: Question) -> Mask:
+def breaker_admits(question: Question) -> Mask | None:
     """Closed, half-open, or open for long enough that a trial is due; whether the trial is free Redis
     knows.
     """
-    return question.fleet.breaker_until <= question.now_s
+    return None if _calm(question) else question.fleet.breaker_until <= question.now_s
 
 
-def not_deferred(question: Question) -> Mask:
+def not_deferred(question: Question) -> Mask | None:
     """The worker did not ask to be left alone until later."""
-    return question.fleet.deferred_until <= question.now_s
+    return None if _calm(question) else question.fleet.deferred_until <= question.now_s
 
 
-def not_refused(question: Question) -> Mask:
+def not_refused(question: Question) -> Mask | None:
     """No acquire was refused since the fleet was last looked at, or its wait is over."""
-    return question.fleet.refused_until <= question.now_s
+    return None if _calm(question) else question.fleet.refused_until <= question.now_s
 
 
 def untried(question: Question) -> Mask | None:
@@ -85,6 +87,10 @@ def untried(question: Question) -> Mask | None:
 def has_room(question: Question) -> Mask:
     """Leases of all dispatchers below the limit."""
     return question.fleet.leases < question.fleet.limit
+
+
+def _calm(question: Question) -> bool:
+    return question.fleet.calm_from_s <= question.now_s
 
 
 FILTERS = (

@@ -67,15 +67,18 @@ class FleetModel:
         self.ready = np.array([worker.state is WorkerState.READY for worker in workers], dtype=bool)
         self.max_model_len = _column(workers, _context)
         """Tokens; infinite where the worker has not said."""
+        self.least_context = float(self.max_model_len.min(initial=math.inf))
         self.breaker_until = _column(workers, _breaker_until)
         """When the breaker may admit; 0 where it is not open."""
         self.deferred_until = _column(workers, lambda worker: worker.deferred_until)
         self.refused_until = np.zeros(len(workers))
         """Until when an acquire that was refused is not tried again; infinite until the next view."""
+        self.calm_from_s = float(max(self.breaker_until.max(initial=0), self.deferred_until.max(initial=0)))
+        """From when on no breaker, deferral or refusal hinders anybody, as far as is known."""
         self.refusals: dict[str, str] = {}
         """Why the last acquire was refused, by worker; who is not in it was not refused since the view."""
         weight = _column(workers, lambda worker: worker.weight)
-        self.weight_share = weight / max(weight, default=1.0)
+        self.weight_share = weight / (weight.max(initial=0.0) or 1.0)
         """Static weight over the fleet's largest."""
         self.hashes = np.array([key_hash(name) for name in self.ids], dtype=np.uint64)
 
@@ -169,6 +172,7 @@ class FleetModel:
         place = self._index.get(worker_id)
         if place is not None:
             self.deferred_until[place] = max(self.deferred_until[place], until_s)
+            self.calm_from_s = max(self.calm_from_s, until_s)
 
     def refused(self, worker_id: str, reason: str, until_s: float | None) -> None:
         """An acquire was refused. ``until_s`` None or 0: nobody knows for how long, so until the next
@@ -176,7 +180,9 @@ class FleetModel:
         """
         place = self._index.get(worker_id)
         if place is not None:
-            self.refused_until[place] = until_s or UNTIL_NEXT_VIEW
+            until_s = until_s or UNTIL_NEXT_VIEW
+            self.refused_until[place] = until_s
+            self.calm_from_s = max(self.calm_from_s, until_s)
             self.refusals[worker_id] = reason
 
     def _add_lease(self, place: int, count: int) -> None:

@@ -31,6 +31,9 @@ ROUNDING = 1e-9
 UNKNOWN = 0.5
 """What every worker scores when nobody's score is known."""
 
+_30, _27, _31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
 
 class ScorerFunction(Protocol):
     def __call__(self, question: Question, /) -> Column | None: ...
@@ -38,7 +41,10 @@ class ScorerFunction(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Scorer:
-    """``from_load``: it reads the worker's load, so its score fades as the load grows old."""
+    """``from_load``: it reads the load, so a score may be unknown, and fades as the load grows old.
+
+    Without it no worker's score is unknown, unless all are.
+    """
 
     name: str
     score: ScorerFunction
@@ -98,12 +104,12 @@ def session(question: Question) -> Column | None:
     if key is None:
         return None
     fleet = question.fleet
-    limits = np.where(question.candidates, fleet.limit, 0.0)
-    leases = np.where(question.candidates, fleet.leases, 0.0)
-    share = (leases.sum() + 1.0) / limits.sum() * limits
+    limits = fleet.limit * question.candidates
+    leases = fleet.leases * question.candidates
+    share = limits * ((leases.sum() + 1.0) / limits.sum())
     bound = np.ceil((1.0 + SESSION_HEADROOM) * share - ROUNDING)
     within = question.candidates & (leases + 1.0 <= bound)
-    walk = np.where(within, _mixed(fleet.hashes ^ np.uint64(key_hash(key))), 0)
+    walk = _mixed(fleet.hashes ^ np.uint64(key_hash(key))) * within
     column = np.zeros(len(fleet))
     column[walk.argmax()] = 1.0
     return column
@@ -122,14 +128,12 @@ SCORERS = {
 }
 
 
-def settled(column: Column | None, question: Question, freshness: Column | None) -> Column:
+def settled(column: Column, question: Question, freshness: Column | None) -> Column:
     """The score of every worker: what is unknown takes the candidates' median, else one half.
 
     ``freshness`` (0 to 1; None is all 1) says how far each number may be believed: the score lies that
     far from the unknown's towards its own.
     """
-    if column is None:
-        return np.full(len(question.fleet), UNKNOWN)
     if freshness is None:
         unknown = np.isnan(column)
         if not np.count_nonzero(unknown):
@@ -152,6 +156,6 @@ def _median(known: Column) -> float:
 
 def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Each number thoroughly shuffled: the finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    values = (values ^ (values >> _30)) * _FIRST
+    values = (values ^ (values >> _27)) * _SECOND
+    return values ^ (values >> _31)

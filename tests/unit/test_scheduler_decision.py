@@ -278,6 +278,18 @@ def test_the_order_in_which_workers_are_listed_makes_no_difference(workers, aske
     assert again(workers) == again(shuffled)
 
 
+@pytest.mark.parametrize("picker", PICKERS)
+def test_the_order_in_which_equal_workers_are_listed_makes_no_difference(picker):
+    alike = [worker(f"w{number}") for number in range(6)]
+
+    def draws(listed):
+        strategy = Strategy.of("s", StrategySpec(weights={"queue": 1}, picker=picker))
+        fleet, rng = FleetModel(view(*listed)), Random(1)
+        return [decide(need(), fleet, strategy, rng, NOW_S).candidates for _ in range(20)]
+
+    assert draws(alike) == draws(alike[::-1])
+
+
 @given(fleets(), needs, strategies)
 def test_every_score_lies_between_0_and_1_whatever_the_loads_say(workers, asked, strategy):
     told = decide(asked, FleetModel(view(*workers)), strategy, Random(1), NOW_S).explain()

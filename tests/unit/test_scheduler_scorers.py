@@ -119,7 +119,6 @@ def test_an_unknown_score_is_the_candidates_median():
 
 def test_when_nobodys_score_is_known_all_score_one_half():
     asked = question(worker("a"), worker("b"))
-    assert scorers.settled(None, asked, None).tolist() == [0.5, 0.5]
     assert scorers.settled(np.full(2, math.nan), asked, None).tolist() == [0.5, 0.5]
 
 

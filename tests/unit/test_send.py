@@ -105,7 +105,7 @@ async def serve():
 
 @pytest.fixture
 async def sender():
-    opened = Sender(make_transport())
+    opened = Sender(make_transport(idle_s=3600))  # so that no connection is closed for resting
     yield opened
     await opened.aclose()
 
