@@ -59,6 +59,13 @@ class Call:
 
 def read_call(path: str, raw: bytes, dialect: Dialect) -> Call:
     """Read the body of a POST on an inference path. Raises RefusedError with the runtime's answer."""
+    try:
+        return _read(path, raw, dialect)
+    except RecursionError as error:
+        raise RefusedError(dialect.bad_request("body", "The body is nested too deeply.")) from error
+
+
+def _read(path: str, raw: bytes, dialect: Dialect) -> Call:
     body = _decode(path, raw, dialect)
     prompt = _required(path, body, dialect)
     if body.get("stream"):
@@ -76,14 +83,16 @@ def read_call(path: str, raw: bytes, dialect: Dialect) -> Call:
 def prompt_head(raw: bytes, limit: int = 80) -> str:
     """The first characters of a request's last prompt, to tell requests apart; "" where there is none."""
     try:
-        body = _DECODER.decode(raw)
-    except msgspec.DecodeError:
+        return _text(_last_prompt(_DECODER.decode(raw)))[:limit]
+    except (msgspec.DecodeError, RecursionError):
         return ""
+
+
+def _last_prompt(body: object) -> object:
     if not isinstance(body, dict):
         return ""
-    content = body.get("messages") or body.get("prompt") or body.get("input")
-    last = content[-1] if isinstance(content, list) and content else content
-    return _text(last)[:limit]
+    prompts = body.get("messages") or body.get("prompt") or body.get("input")
+    return prompts[-1] if isinstance(prompts, list) and prompts else prompts
 
 
 def _decode(path: str, raw: bytes, dialect: Dialect) -> dict[str, Any]:
@@ -100,12 +109,14 @@ def _decode(path: str, raw: bytes, dialect: Dialect) -> dict[str, Any]:
 
 def _decode_leniently(path: str, raw: bytes, dialect: Dialect) -> object:
     try:
-        return json.loads(raw)  # takes NaN, as the runtimes do
+        body = json.loads(raw)  # takes NaN, as the runtimes do
+        msgspec.json.encode(body)  # and lone surrogates, which no answer could repeat
     except json.JSONDecodeError as error:
         raise RefusedError(dialect.malformed(path, error)) from error
-    except UnicodeDecodeError as error:
-        broken = json.JSONDecodeError("Invalid UTF-8", "", 0)
+    except UnicodeError as error:
+        broken = json.JSONDecodeError("Invalid text encoding", "", 0)
         raise RefusedError(dialect.malformed(path, broken)) from error
+    return body
 
 
 def _required(path: str, body: dict[str, Any], dialect: Dialect) -> Any:

@@ -108,10 +108,15 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def reset(self) -> None:
-        """Drop the connection so that the client sees a reset; what was written has already left."""
-        sock = self._transport.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+        """Drop the connection so that the client sees a reset; what was written just now is lost with it."""
+        if not self._transport.is_closing():
+            sock = self._transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._transport.abort()
+
+    def reset_soon(self) -> None:
+        """Reset once this turn of the loop is over: uvloop sends what was written only then."""
+        self._loop.call_soon(self.reset)
 
     def send(self, exchange: Exchange, reply: Reply) -> None:
         """Write the answer of the exchange at hand, and go on to the next."""
@@ -120,7 +125,7 @@ class Connection(asyncio.Protocol):
         payload = b"" if request.method == "HEAD" else reply.payload()
         if exchange.cut:
             self._transport.write(head + payload[: len(payload) // 2])
-            self.reset()
+            self.reset_soon()
             return
         self._transport.write(head + payload)
         self._current = None

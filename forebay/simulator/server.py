@@ -63,7 +63,10 @@ class SimulatedEngine:
     ) -> None:
         await self._drain()
         self._engine.stop()
+        reopening = self._reopening
         self._close_listener()
+        if reopening is not None:
+            await asyncio.wait([reopening])
         for connection in list(self._connections):
             connection.reset()
         await self._none_open.wait()
@@ -107,8 +110,8 @@ class SimulatedEngine:
     def refuse(self, *, drop_open: bool) -> None:
         self._close_listener()
         if drop_open:
-            for connection in list(self._connections):
-                connection.reset()
+            for connection in self._connections:
+                connection.reset_soon()  # the client that set the fault still gets its answer
 
     def accept(self) -> None:
         self._reopening = asyncio.get_running_loop().create_task(self._open())

@@ -12,7 +12,7 @@ from forebay.simulator.batching import Pace
 from forebay.simulator.faults import Fault
 
 Runtime = Literal["vllm", "sglang"]
-Fraction = Annotated[float, Field(ge=0.0)]
+NotNegative = Annotated[float, Field(ge=0.0)]
 
 
 class EngineSettings(BaseModel):
@@ -32,14 +32,14 @@ class EngineSettings(BaseModel):
     name: str = ""
     """A word for people, shown in the control state; the engine's answers never carry it."""
 
-    tokens_per_s: Fraction = 50.0
+    tokens_per_s: NotNegative = 50.0
     """Decode rate of one sequence that runs alone."""
-    prefill_tokens_per_s: Fraction = 5000.0
+    prefill_tokens_per_s: NotNegative = 5000.0
     """Prefill rate of one sequence that runs alone."""
     instant: bool = False
     """No service time at all, whatever the two rates say."""
     slots: Annotated[int, Field(ge=1)] = 8
-    slowdown: Fraction = 1.0
+    slowdown: NotNegative = 1.0
     """How much a batch slows one sequence: speed = 1 / (1 + slowdown * (running - 1) / slots)."""
     max_queued: Annotated[int, Field(ge=0)] | None = None
     """Sequences that may wait; beyond it requests are refused with 503. None: any number, as by default on
@@ -51,7 +51,7 @@ class EngineSettings(BaseModel):
     seed: int = 0
     """The same seed and the same request body give the same answer, on every engine of the same settings."""
     answer_tokens_median: Annotated[float, Field(gt=0.0)] = 128.0
-    answer_tokens_sigma: Fraction = 0.8
+    answer_tokens_sigma: NotNegative = 0.8
     """Spread of the lognormal from which the length of an answer is drawn; 0 makes every answer the median.
     """
 
@@ -67,7 +67,7 @@ class EngineSettings(BaseModel):
     """How long an idle connection is kept after an answer; 5 s is the default of uvicorn, hence of both
     runtimes.
     """
-    shutdown_timeout_s: Fraction = 0.0
+    shutdown_timeout_s: NotNegative = 0.0
     """After SIGTERM: how long running requests may go on in shutdown mode; 0 drops them at once."""
     faults: tuple[Fault, ...] = ()
     log_requests: Annotated[int, Field(ge=0)] = 4096

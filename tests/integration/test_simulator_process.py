@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from forebay.simulator.faults import AnswerFault, RefuseFault
+from forebay.simulator.faults import AnswerFault, CutBodyFault, RefuseFault, ResetFault
 from forebay.simulator.process import EngineStartError, flags, start_engine
 from forebay.simulator.settings import EngineSettings
 
@@ -84,6 +85,40 @@ def test_a_killed_engine_breaks_the_requests_in_flight():
     engine.kill()
     asking.join()
     assert len(failures) == 1
+
+
+def test_resets_and_half_bodies_leave_a_process_as_they_should():
+    faults = (CutBodyFault(requests=1), ResetFault(requests=1))
+    body = b'{"prompt":"x","max_tokens":500}'
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    with start_engine(EngineSettings(instant=True, faults=faults)) as engine:
+        port = int(engine.url.rpartition(":")[2])
+        received = [_received_until_reset(port, head + body) for _ in faults]
+    head, _, half = received[0].partition(b"\r\n\r\n")
+    promised = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+    assert len(half) == promised // 2
+    assert received[1] == b""
+
+
+def _received_until_reset(port: int, request: bytes) -> bytes:
+    received = b""
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.sendall(request)
+        try:
+            while part := connection.recv(65536):
+                received += part
+        except ConnectionResetError:
+            return received
+    raise AssertionError("the connection was closed in order")
+
+
+def test_whoever_sets_a_refusal_over_http_gets_its_answer_before_the_door_closes():
+    with start_engine(EngineSettings(instant=True)) as engine:
+        with httpx.Client(base_url=engine.url, trust_env=False) as client:
+            answer = client.post("/_control/fault", json={"kind": "refuse", "for_s": 1000.0})
+        assert answer.json() == {"number": 1}
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{engine.url}/health", trust_env=False)
 
 
 def test_what_is_running_at_sigterm_is_finished_within_the_time_given_for_it():

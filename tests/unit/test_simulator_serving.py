@@ -18,6 +18,8 @@ from forebay.simulator.server import SimulatedEngine
 from forebay.simulator.settings import EngineSettings
 
 CHAT = "/v1/chat/completions"
+DEEP = b"[" * 100_000
+NO_REQUESTS = (b"[]", b'"x"', b"7", b"null", b"\xff\xfe", b'{"prompt":null}', b'{"n":NaN}')
 STANDING = {"faults": ({"kind": "slow", "factor": 0.0},), "instant": True}
 
 
@@ -240,14 +242,22 @@ async def test_a_client_that_asks_first_is_told_to_continue():
     assert received.startswith(b"HTTP/1.1 200 OK")
 
 
-async def test_leaving_waits_for_running_requests_as_long_as_it_was_told():
-    async with start(shutdown_timeout_s=30.0, **STANDING) as engine:
-        client = httpx.AsyncClient(base_url=engine.url, trust_env=False, timeout=None)
-        held = asyncio.create_task(client.post(CHAT, json=chat()))
-        await until(lambda: engine.load().running == 1)
-        asyncio.get_running_loop().call_soon(engine.clear, 1)
-    assert (await held).status_code == 200
-    await client.aclose()
+async def test_leaving_finishes_what_runs_and_refuses_what_is_new():
+    async with httpx.AsyncClient(trust_env=False, timeout=None) as client:
+        async with start(shutdown_timeout_s=30.0, **STANDING) as engine:
+            url = f"{engine.url}{CHAT}"
+            held = asyncio.create_task(client.post(url, json=chat()))
+            await until(lambda: engine.load().running == 1)
+            late = asyncio.create_task(_refused_then(client, url, engine.clear))
+        assert (await held).status_code == 200
+    assert await late == "cannot schedule new futures after shutdown"
+
+
+async def _refused_then(client: httpx.AsyncClient, url: str, go_on: Callable[[int], object]) -> str:
+    """Ask while the engine is shutting down, then let it finish."""
+    answer = await client.post(url, json=chat())
+    go_on(1)
+    return str(answer.json()["error"]["message"])
 
 
 def test_lengths_are_lognormal_around_the_median():
@@ -269,7 +279,9 @@ def test_a_request_without_a_readable_prompt_has_no_head(raw: bytes):
     assert prompt_head(raw) == ""
 
 
-@pytest.mark.parametrize("raw", [b"[]", b'"x"', b"7", b"null", b"\xff\xfe", b'{"prompt":null}', b'{"n":NaN}'])
+@pytest.mark.parametrize(
+    "raw", [b"[]", b'"x"', b"7", b"null", b"\xff\xfe", b'{"prompt":null}', b'{"n":NaN}', DEEP]
+)
 @pytest.mark.parametrize("runtime", ["vllm", "sglang"])
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/v1/embeddings"])
 async def test_no_body_brings_the_engine_down(runtime: str, path: str, raw: bytes):
@@ -278,6 +290,12 @@ async def test_no_body_brings_the_engine_down(runtime: str, path: str, raw: byte
         assert refused.status_code == 400
         assert refused.json()
         assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_model_name_that_is_no_text_is_refused():
+    async with start(runtime="sglang") as engine, connect(engine) as client:
+        body = b'{"model":"\\ud800","prompt":"x","max_tokens":1}'
+        assert (await client.post("/v1/completions", content=body)).status_code == 400
 
 
 def test_a_cache_smaller_than_one_sequence_is_refused():
