@@ -27,7 +27,7 @@ def spell_duration(seconds: float) -> str:
     for unit in ("d", "h", "m"):
         if seconds >= _UNITS[unit] and seconds % _UNITS[unit] == 0 and (unit != "d" or seconds > _UNITS["d"]):
             return f"{int(seconds // _UNITS[unit])}{unit}"
-    return f"{seconds:g}s"
+    return f"{int(seconds)}s" if seconds == int(seconds) else f"{seconds}s"
 
 
 def clock(seconds: float) -> str:

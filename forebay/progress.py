@@ -1,6 +1,6 @@
-"""How far a batch is, as numbers: counts, rates of the last seconds, the time that is left. Pure.
+"""How far a batch is, as numbers: counts, rates of the last seconds, the time that is left.
 
-Where the numbers come from is ``desk``'s subject, how they look is the command line's.
+No clock and no I/O: where the numbers come from is ``desk``'s subject, how they look the command line's.
 """
 
 from __future__ import annotations

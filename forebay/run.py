@@ -113,13 +113,18 @@ def run(settings: RunSettings, watcher: Watcher) -> Outcome:
         batch_id, resumed = _take_in_or_up(settings, state)
         batch = _Batch(settings, state, batch_id)
         watcher.started(submission.read_record(batch.files), resumed=resumed)
-        with LocalServices(batch.services()) as services:
-            interrupts.on_hurry = services.hurry
-            with Forebay(settings=batch.front(services.redis_url)) as forebay:
-                outcome = _Run(batch, services, forebay, watcher, started).outcome()
-        if not outcome.interrupted and not settings.keep_state:
-            state.remove()
-        return outcome
+        outcome: Outcome | None = None
+        try:
+            with LocalServices(batch.services()) as services:
+                interrupts.on_hurry = services.hurry
+                with Forebay(settings=batch.front(services.redis_url)) as forebay:
+                    outcome = _Run(batch, services, forebay, watcher, started).outcome()
+            return outcome
+        finally:
+            ended = outcome is not None and not outcome.interrupted
+            nothing_sent = not resumed and not batch.published
+            if (ended or nothing_sent) and not settings.keep_state:
+                state.remove()
 
 
 def _check(settings: RunSettings) -> None:
@@ -129,8 +134,12 @@ def _check(settings: RunSettings) -> None:
     for variable in {spec.api_key_env for spec in settings.workers} - {None}:
         if variable not in os.environ:
             raise SettingsError(f"the environment has no variable {variable}, named by --api-key-env")
-    if not settings.input.is_file():
+    if not settings.input.exists():
         raise RunRefused(f"{settings.input}: there is no such file")
+    if not settings.input.is_file():
+        raise RunRefused(
+            f"{settings.input} is no ordinary file, which a run could take up again; copy it to one"
+        )
     for target in (settings.output, settings.errors):
         if not target.absolute().parent.is_dir():
             raise RunRefused(f"{target}: there is no folder {target.parent} to write it in")
@@ -206,6 +215,7 @@ class _Batch:
         self.settings = settings
         self.state = state
         self.private = manifest.storage is None
+        self.published = False
         self.storage = manifest.storage or str(state.storage)
         self.files: BatchFiles = Storage(self.storage).files(batch_id)
         try:
@@ -246,7 +256,6 @@ class _Run:
         try:
             self._register()
             self._wait_for_a_worker()
-            self._forebay.publish(self._batch.id, window_s=self._batch.settings.options.window_s)
             return self._watched()
         finally:
             self._services.drain()
@@ -282,6 +291,8 @@ class _Run:
     def _watched(self) -> Outcome:
         published = time.monotonic()
         try:
+            self._batch.published = True
+            self._forebay.publish(self._batch.id, window_s=self._batch.settings.options.window_s)
             for seen in self._forebay.progress(self._batch.id):
                 self._seen = seen
                 self._services.check()
@@ -313,6 +324,7 @@ class _Run:
 
     def _interrupted(self, published: float) -> Outcome:
         batch_s = time.monotonic() - published
+        self._services.drain()  # first, so that what it still stores is counted
         record = submission.read_record(self._batch.files)
         with suppress(StoreUnavailable):
             record = self._forebay.status(self._batch.id)

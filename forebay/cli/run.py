@@ -148,7 +148,7 @@ def execute(
         try:
             outcome = run_file(settings, looking)
         except KeyboardInterrupt:
-            complain(f"stopped before anything was sent; {_again(settings)}")
+            complain("stopped before anything was sent")
             return ExitCode.STOPPED
     if json:
         _print_events(outcome)

@@ -1,4 +1,4 @@
-"""The JSON that commands print about workers: the fleet's records in the shape that scripts rely on. Pure."""
+"""The JSON that commands print about workers: the fleet's records in the shape that scripts rely on."""
 
 from __future__ import annotations
 
