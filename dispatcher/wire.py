@@ -168,6 +168,8 @@ class _Connection(asyncio.Protocol):
         self._wire = wire
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
+        self._begun = False
+        self._expect_message()
         self.rests_since = 0.0
 
     @property
@@ -189,6 +191,7 @@ class _Connection(asyncio.Protocol):
             self._waiter = None
 
     def abort(self) -> None:
+        self._until_close = False  # the end we make is not the reply's
         if self._transport is not None:
             self._transport.abort()
 
@@ -215,10 +218,6 @@ class _Connection(asyncio.Protocol):
         self._transport = None
 
     # -- the parser's side --------------------------------------------------------------------------------
-
-    _begun = False
-    _in_body = False
-    _until_close = False
 
     def _expect_message(self) -> None:
         self._headers: dict[bytes, bytes] = {}
