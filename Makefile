@@ -11,7 +11,7 @@ PYTEST := $(BIN)/python -m pytest
 JOBS ?= 2
 BENCHMARKS ?= $(sort $(basename $(notdir $(wildcard benchmarks/*.py))))
 UV ?= uv
-LOCK := $(UV) pip compile pyproject.toml --quiet --generate-hashes --no-emit-index-url --python-version 3.11 \
+LOCK := $(UV) pip compile --quiet --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock'
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -46,8 +46,9 @@ test-engines: $(READY) ## the tests against real inference engines
 
 lock: ## resolve requirements/ anew from pyproject.toml; needs uv
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv, or UV=/path/to/uv' >&2; exit 1; }
-	$(LOCK) --extra embedded --extra s3 -o requirements/run.txt
-	$(LOCK) --extra embedded --group dev --constraint requirements/run.txt -o requirements/dev.txt
+	$(LOCK) pyproject.toml --extra embedded --extra s3 -o requirements/run.txt
+	$(LOCK) pyproject.toml --extra embedded --group dev --constraint requirements/run.txt -o requirements/dev.txt
+	$(LOCK) --group build --constraint requirements/dev.txt -o requirements/build.txt
 
 clean: ## remove what was made here
 	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

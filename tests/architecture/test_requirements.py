@@ -18,8 +18,10 @@ from tests.checkout import ROOT, modules
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 RUN = PROJECT["project"]["dependencies"]
 EXTRAS = PROJECT["project"]["optional-dependencies"]
+GROUPS = PROJECT["dependency-groups"]
 WANTED = {
-    "dev": [*RUN, *EXTRAS["embedded"], *PROJECT["dependency-groups"]["dev"]],
+    "build": GROUPS["build"],
+    "dev": [*RUN, *EXTRAS["embedded"], *GROUPS["build"], *GROUPS["dev"][1:]],
     "run": [*RUN, *EXTRAS["embedded"], *EXTRAS["s3"]],
 }
 PIN = re.compile(r"^([a-z0-9-]+)(?:\[[^]]*\])?==(\S+)")
@@ -62,8 +64,13 @@ def test_every_pin_has_hashes_and_no_file_names_a_place(kind: str):
     assert re.findall(r"https?://|file:|--index-url|--find-links|(?<![\w.])/\w+/", text) == []
 
 
-def test_both_files_pin_the_same_versions():
-    dev, run = pins("dev"), pins("run")
+def test_the_tools_that_build_are_among_those_that_test():
+    assert GROUPS["dev"][0] == {"include-group": "build"}
+
+
+@pytest.mark.parametrize("kind", ["build", "run"])
+def test_what_is_tested_is_what_is_installed(kind: str):
+    dev, run = pins("dev"), pins(kind)
     assert {name: (dev[name], run[name]) for name in dev.keys() & run.keys() if dev[name] != run[name]} == {}
 
 
