@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from dispatcher.batches.record import BatchRecord, BatchStatus, BatchUsage, RequestCounts
 from workers import keys
@@ -158,10 +157,10 @@ class Ledger:
             ids = [str(name) for name in await self.client.zrevrange(keys.BATCHES.of(), 0, limit - 1)]
         return list((await self.entries(ids)).values())
 
-    async def set_fields(self, batch_id: str, fields: Mapping[str, str]) -> None:
-        """Write fields that no move depends on."""
-        with translated():
-            await self.client.hset(keys.BATCH.of(batch_id), mapping=dict[Any, Any](fields))
+    async def set_fields(self, batch_id: str, fields: Mapping[str, str]) -> bool:
+        """Write fields that no move depends on; False: there is no such batch, and none is made."""
+        flat = [text for item in fields.items() for text in item]
+        return bool(await self._scripts.run("note_batch", [keys.BATCH.of(batch_id)], list(flat)))
 
     async def shards_done(self, batch_id: str) -> set[int]:
         """Numbers of the shards that are done."""

@@ -1,12 +1,24 @@
 -- Say how far a shard is, in absolute numbers, so that repeating it changes nothing; the batch's sums follow.
+-- Done is done: a running report that comes late, or from whoever looks through it again, changes nothing; nor
+-- does any report once the batch is being finalised, whose sums are counted from its files.
 -- KEYS    batch, shards
 -- ARGV    1: shard; 2: claim; 3: who; 4: running or done; 5..9: completed, failed, prompt, completion, cost
 -- return  [1 while the claim stands, else 0; shards done; shards of the batch; status]
 -- include common
 
 local standing = redis.call('HGET', KEYS[2], ARGV[1]) or ''
+local status = redis.call('HGET', KEYS[1], 'status') or ''
 if string.match(standing, 'claim=(%d+)') ~= ARGV[2] then
-  return {0, 0, 0, redis.call('HGET', KEYS[1], 'status') or ''}
+  return {0, 0, 0, status}
+end
+local was_done = string.match(standing, 'state=(%w+)') == 'done'
+local function answer()
+  return {1, tonumber(redis.call('HGET', KEYS[1], 'shards_done') or '0'),
+          tonumber(redis.call('HGET', KEYS[1], 'shards') or '0'), status}
+end
+
+if (was_done and ARGV[4] ~= 'done') or (status ~= 'in_progress' and status ~= 'cancelling') then
+  return answer()
 end
 local names = {'completed', 'failed', 'prompt', 'completion', 'cost'}
 local sums = {completed = 'completed', failed = 'failed', prompt = 'prompt_tokens',
@@ -20,10 +32,9 @@ for i, name in ipairs(names) do
   end
   parts[#parts + 1] = name .. '=' .. string.format('%d', now)
 end
-if ARGV[4] == 'done' and string.match(standing, 'state=(%w+)') ~= 'done' then
+if ARGV[4] == 'done' and not was_done then
   redis.call('HINCRBY', KEYS[1], 'shards_done', 1)
 end
 redis.call('HSET', KEYS[2], ARGV[1], string.format('claim=%s state=%s by=%s %s',
            ARGV[2], ARGV[4], ARGV[3], table.concat(parts, ' ')))
-return {1, tonumber(redis.call('HGET', KEYS[1], 'shards_done') or '0'),
-        tonumber(redis.call('HGET', KEYS[1], 'shards') or '0'), redis.call('HGET', KEYS[1], 'status') or ''}
+return answer()
