@@ -16,17 +16,15 @@ import httpx
 
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.reply import Failure, FailureKind, Reply
-from dispatcher.wire import Answer, Wire, WireError
+from dispatcher.wire import BEFORE_OR_AFTER, Answer, ErrorTable, Wire, WireError, kind_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _KEPT = (b"content-type", b"retry-after")
 
-BEFORE_OR_AFTER = FailureKind.BROKEN
-"""In the table below: before the reply began; once it has, the same error is a reply cut off."""
-
-ERRORS: tuple[tuple[type[Exception], FailureKind], ...] = (
+# httpx' errors, and what the socket raises below its transports.
+ERRORS: ErrorTable = (
     (httpx.ConnectTimeout, FailureKind.CONNECT_TIMEOUT),
     (httpx.PoolTimeout, FailureKind.CONNECT_TIMEOUT),
     (httpx.TimeoutException, FailureKind.TIMEOUT),
@@ -46,7 +44,6 @@ ERRORS: tuple[tuple[type[Exception], FailureKind], ...] = (
     (ssl.SSLError, FailureKind.CONNECT),
     (OSError, BEFORE_OR_AFTER),
 )
-"""Foreign errors and what they are to us; the first that fits counts."""
 _TRANSLATED = tuple(error for error, _ in ERRORS)
 
 
@@ -55,10 +52,7 @@ def kind_of(error: Exception, *, begun: bool) -> FailureKind:
 
     Raises LookupError for any other error: that would be a mistake of ours, and must not pass for a worker's.
     """
-    for foreign, kind in ERRORS:
-        if isinstance(error, foreign):
-            return FailureKind.CUT_OFF if begun and kind is BEFORE_OR_AFTER else kind
-    raise LookupError(f"{type(error).__name__} is no error of the network") from error
+    return kind_in(ERRORS, error, begun=begun)
 
 
 def make_transport(
