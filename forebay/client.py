@@ -162,9 +162,9 @@ class Forebay:
         """
         return self._portal.call(self.desk.cancel, batch_id)
 
-    def forget(self, batch_id: str) -> None:
-        """Remove what Redis knows of a batch; its files stay."""
-        self._portal.call(self.desk.ledger.forget, batch_id)
+    def forget(self, batch_id: str, *, with_queue: bool = False) -> None:
+        """Remove what Redis knows of a batch, and its queue if that was its alone; its files stay."""
+        self._portal.call(self.desk.forget, batch_id, with_queue)
 
     def progress(
         self, batch_id: str, *, interval_s: float = LOOK_S, patience_s: float = PATIENCE_S

@@ -15,7 +15,7 @@ from dispatcher.batches.storage import Storage
 from forebay import submission
 from forebay.errors import TooOld, UnknownBatch
 from forebay.settings import FrontSettings
-from workers.connection import connect, connect_sync, public_url, server_facts
+from workers.connection import SyncRedis, connect, connect_sync, public_url, server_facts, translated
 from workers.errors import StoreUnavailable
 from workers.store import FleetStore
 
@@ -82,6 +82,13 @@ class Desk:
         """The newest batches, newest first."""
         return [record_of(entry) for entry in await self.ledger.recent(limit)]
 
+    async def forget(self, batch_id: str, with_queue: bool) -> None:
+        """Remove what Redis knows of a batch, and its queue if that was its alone; its files stay."""
+        entry = await self.ledger.entry(batch_id)
+        if entry is not None and with_queue:
+            await to_thread.run_sync(_remove_queue, self.connection, entry.queue)
+        await self.ledger.forget(batch_id)
+
     async def cancel(self, batch_id: str) -> BatchRecord:
         """Ask for a batch's end: what waits is dropped here, what runs is its dispatcher's work.
 
@@ -96,6 +103,11 @@ class Desk:
             # Lines that nobody holds any more are answered by the finaliser.
             await to_thread.run_sync(queues.enqueue_finalise, self.connection, entry.queue, batch_id)
         return await self.record(batch_id)
+
+
+def _remove_queue(connection: SyncRedis, name: str) -> None:
+    with translated():
+        queues.queue(connection, name).delete(delete_jobs=True)
 
 
 def _version(text: str) -> tuple[int, ...]:

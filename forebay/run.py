@@ -318,7 +318,7 @@ class _Run:
     def _forget(self) -> None:
         """Leave no half of a batch: what Redis knows of one whose files go, the files of one it forgets."""
         if self._batch.private:
-            self._forebay.forget(self._batch.id)
+            self._forebay.forget(self._batch.id, with_queue=self._batch.queue != self._batch.settings.queue)
         elif self._batch.settings.redis_url is None:
             self._batch.files.remove_all()
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -31,6 +30,7 @@ from forebay.cli.options import (
     print_json,
 )
 from forebay.cli.run import watcher
+from forebay.cli.tables import print_table
 from forebay.results import errors_path
 from forebay.submission import DAY_S
 
@@ -151,7 +151,7 @@ def batches(
     if json:
         print_json([record.model_dump(mode="json") for record in found])
         return
-    Console().print(_table(found))
+    print_table(_table(found))
 
 
 def cancel(batch_id: BatchId, redis: Redis = None, json: Json = False) -> None:
@@ -171,7 +171,8 @@ def _print(record: BatchRecord, *, json: bool) -> None:
 
 def _table(records: list[BatchRecord]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("batch", "input", "status", "created"):
+    table.add_column("batch", no_wrap=True)
+    for title in ("input", "status", "created"):
         table.add_column(title, overflow="fold")
     for title in ("lines", "done", "failed"):
         table.add_column(title, justify="right")

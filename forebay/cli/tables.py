@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,7 +20,13 @@ _STATE_STYLES = {
     WorkerState.DRAINING: "yellow",
     WorkerState.GONE: "dim",
 }
+_PIPE_WIDTH = 250
 _BREAKER_STYLES = {BreakerState.CLOSED: "", BreakerState.OPEN: "red", BreakerState.HALF_OPEN: "yellow"}
+
+
+def print_table(table: Table) -> None:
+    """Print a table to standard output; into a pipe as wide as it is, so that no id is ever broken."""
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def dash(value: float | str | None) -> str:
@@ -39,8 +47,9 @@ def rate(value: float | None) -> str:
 def fleet_table(workers: Sequence[WorkerView]) -> Table:
     """One line for each worker."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("worker", "runtime", "state"):
-        table.add_column(title, overflow="fold")
+    table.add_column("worker", no_wrap=True)
+    table.add_column("runtime")
+    table.add_column("state")
     for title in ("running", "waiting", "KV %", "leases", "limit"):
         table.add_column(title, justify="right")
     table.add_column("breaker")
@@ -63,7 +72,7 @@ def fleet_table(workers: Sequence[WorkerView]) -> Table:
 def share_table(shares: Mapping[str, Share]) -> Table:
     """Who answered what."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("worker", overflow="fold")
+    table.add_column("worker", no_wrap=True)
     for title in ("requests", "share", "tokens", "mean latency"):
         table.add_column(title, justify="right")
     requests = sum(share.requests for share in shares.values())

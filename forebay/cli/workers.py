@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from forebay.cli import shapes
 from forebay.cli.options import Json, Redis, duration, open_client, print_json
-from forebay.cli.tables import fleet_table
+from forebay.cli.tables import fleet_table, print_table
 from forebay.fleet import DRAIN_S
 from monitor.sweep import Swept
 from workers.fleet import WorkerView
@@ -86,7 +85,7 @@ def list_(redis: Redis = None, json: Json = False) -> None:
     if json:
         print_json([shapes.worker(view, memos.get(view.id)) for view in workers])
     elif workers:
-        Console().print(fleet_table(workers))
+        print_table(fleet_table(workers))
     else:
         typer.echo("no workers; see: forebay workers add")
 
@@ -100,7 +99,7 @@ def show(name: Name, redis: Redis = None, json: Json = False) -> None:
     if json:
         print_json(shapes.worker(view, memo))
     else:
-        Console().print(_details(view, memo))
+        print_table(_details(view, memo))
 
 
 @app.command()
@@ -145,7 +144,7 @@ def loads(redis: Redis = None, json: Json = False) -> None:
     if json:
         print_json([_as_json(one) for one in swept])
     else:
-        Console().print(_loads_table(swept))
+        print_table(_loads_table(swept))
 
 
 def _done(identity: str, outcome: str, *, json: bool) -> None:
@@ -167,7 +166,7 @@ def _as_json(one: Swept) -> dict[str, Any]:
 
 def _loads_table(swept: Sequence[Swept]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("worker", overflow="fold")
+    table.add_column("worker", no_wrap=True)
     table.add_column("source")
     for name in _SHOWN_LOAD:
         table.add_column(name.replace("_", " "), justify="right")
