@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,8 +155,12 @@ class _Run:
         self._detail = entry.fields.get("detail") != "0"
         self._strategy = entry.fields.get("strategy") or None
         self._writer = PartWriter(files, claim.shard, f"{claim.number}.{runner.owner}")
+        self._one_writes = threading.Lock()
+        """A cancelled write goes on in its thread, beside which the last results are written."""
         self._unwritten: list[Result] = []
         self._sums = _Sums()
+        self._durable = Tally()
+        """What of the sums is durable, and may be told."""
         self._left_open = False
         self._sent_all = False
         self._written = asyncio.Event()
@@ -168,24 +173,31 @@ class _Run:
             request = costs.pop(result.line, None)
             if request is not None:
                 self._sums.add(ok=result.ok, usage=result.usage, cost=request.cost_tokens)
+        self._durable = self._sums.tally()
         return list(costs.values())
 
     async def to_its_end(self, todo: Sequence[PlannedRequest]) -> ShardEnd:
         try:
             await self._answer_all(todo)
+            return ShardEnd.OPEN if self._left_open else await self._done()
         except asyncio.CancelledError:
             await self._write_last()
             raise
+        except Fenced:
+            return self._taken_over()
         except BaseExceptionGroup as group:
             fenced, others = group.split(Fenced)
             if fenced is None or others is not None:
                 raise
-            log.info("shard was taken over", batch=self._batch_id, shard=self._claim.shard)
-            return ShardEnd.FENCED
-        if self._left_open:
-            return ShardEnd.OPEN
+            return self._taken_over()
+
+    async def _done(self) -> ShardEnd:
         standing = await self._report(done=True)
         return ShardEnd.BATCH_DONE if standing.all_done else ShardEnd.DONE
+
+    def _taken_over(self) -> ShardEnd:
+        log.info("shard was taken over", batch=self._batch_id, shard=self._claim.shard)
+        return ShardEnd.FENCED
 
     async def _answer_all(self, todo: Sequence[PlannedRequest]) -> None:
         async with asyncio.TaskGroup() as keeping:
@@ -295,7 +307,7 @@ class _Run:
 
     async def _write(self) -> None:
         """Make all results durable that are there now; a storage that cannot is asked until it can."""
-        batch, self._unwritten = self._unwritten, []
+        batch, sums = self._take()
         pause_s = _PAUSE_S[0]
         while True:
             try:
@@ -308,20 +320,28 @@ class _Run:
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
             else:
                 break
+        self._durable = sums
         if pause_s > _PAUSE_S[0]:
             await self._tell_trouble("")
         self._written.set()
 
+    def _take(self) -> tuple[list[Result], Tally]:
+        """The results that wait to be written, and what the sums are once they are."""
+        batch, self._unwritten = self._unwritten, []
+        return batch, self._sums.tally()
+
     def _write_part(self, results: Sequence[Result]) -> None:
-        for result in results:
-            self._writer.add(result)
-        self._writer.flush()
+        with self._one_writes:
+            for result in results:
+                self._writer.add(result)
+            self._writer.flush()
 
     async def _write_last(self) -> None:
         """What came back before a cancellation is kept, if the storage takes it at once."""
-        results, self._unwritten = self._unwritten, []
+        results, sums = self._take()
         try:
             await asyncio.shield(asyncio.to_thread(self._write_part, results))
+            self._durable = sums
             await asyncio.shield(self._report_if_possible())
         except (StorageError, Fenced) as error:
             log.warning("last results were not kept", batch=self._batch_id, error=str(error))
@@ -352,9 +372,7 @@ class _Run:
     async def _progress(self, *, done: bool) -> Standing:
         if self._sums.late:
             await self._runner.ledger.set_fields(self._batch_id, {"late": "1"})
-        return await self._runner.ledger.progress(
-            self._claim, self._runner.owner, self._sums.tally(), done=done
-        )
+        return await self._runner.ledger.progress(self._claim, self._runner.owner, self._durable, done=done)
 
 
 def _shared_prefixes(planned: Sequence[PlannedRequest]) -> frozenset[int]:

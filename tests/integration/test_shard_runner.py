@@ -1,0 +1,306 @@
+"""One shard's life against a real Redis and a real folder; only the requests' lives are played."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import threading
+from collections import Counter
+
+import pytest
+
+from dispatcher.attempts import Answered, Course, Unanswered
+from dispatcher.batches.errors import StorageFullError
+from dispatcher.batches.ledger import Ledger
+from dispatcher.batches.parts import done_lines
+from dispatcher.batches.record import BatchStatus
+from dispatcher.batches.storage import BatchFiles, Storage
+from dispatcher.placement import Closing
+from dispatcher.reply import Reply
+from dispatcher.shard import LATE, ShardEnd, ShardRunner
+from forebay.submission import Options, prepare, publish
+from workers.connection import connect_sync
+
+pytestmark = pytest.mark.integration
+
+LINES = 20
+ANSWER = b'{"usage":{"prompt_tokens":3,"completion_tokens":5},"id":"x"}'
+
+
+class Room:
+    """A fleet that always has room."""
+
+    async def room(self):
+        return None
+
+
+class Answers:
+    """Answers each request at once, unless told otherwise; remembers what was asked."""
+
+    def __init__(self):
+        self.asked = Counter()
+        self.wait_after = None
+        self.reached = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.special = {}
+        self.on_answer = lambda: None
+
+    async def run(self, request):
+        name = json.loads(request.body)["messages"][0]["content"]
+        self.asked[name] += 1
+        if self.wait_after is not None and self.asked.total() > self.wait_after:
+            self.reached.set()
+            await self.let_go.wait()
+        self.on_answer()
+        ending = self.special.get(name)
+        if isinstance(ending, Exception):
+            raise ending
+        return ending or Answered(Reply(200, ANSWER, 0.1), Course("w:1", 1, 0.0, 0.1))
+
+
+@pytest.fixture
+def rq_redis(redis_url):
+    client = connect_sync(redis_url)
+    yield client
+    client.close()
+
+
+@pytest.fixture
+def ledger(valkey):
+    return Ledger(valkey)
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return Storage(str(tmp_path))
+
+
+@pytest.fixture
+async def answers():
+    return Answers()
+
+
+@pytest.fixture
+def make_runner(storage, ledger, answers):
+    def make(owner="d1", **changes):
+        settings = {"part_lines": 4, "part_age_s": 0.01} | changes
+        return ShardRunner(storage, ledger, Room(), answers, owner=owner, **settings)
+
+    return make
+
+
+def batch_of(lines):
+    rows = (
+        {
+            "custom_id": f"c{n}",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "body": {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": f"q{n}"}]},
+        }
+        for n in range(lines)
+    )
+    return io.BytesIO(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+
+@pytest.fixture
+async def batch(storage, ledger, rq_redis):
+    """A batch of one shard, in progress."""
+    now_s = await ledger.now()
+    record = prepare(storage, batch_of(LINES), name="in", options=Options(), now_s=now_s, slots=1)
+    await publish(ledger, rq_redis, storage.files(record.id))
+    assert (await ledger.entry(record.id)).shards >= 1
+    return record.id
+
+
+async def run_all(runner, ledger, batch):
+    shards = (await ledger.entry(batch)).shards
+    return [await runner.run(batch, shard, 1) for shard in range(shards)]
+
+
+def lines_of(storage, batch, shards):
+    return [line for shard in range(shards) for line in done_lines(storage.files(batch), shard)]
+
+
+async def test_every_line_is_sent_once_and_durable_when_the_shard_is_done(
+    make_runner, ledger, storage, batch, answers
+):
+    ends = await run_all(make_runner(), ledger, batch)
+    assert ends == [ShardEnd.DONE] * (len(ends) - 1) + [ShardEnd.BATCH_DONE]
+    assert sorted(lines_of(storage, batch, len(ends))) == list(range(1, LINES + 1))
+    assert set(answers.asked.values()) == {1}
+    entry = await ledger.entry(batch)
+    assert (entry.completed, entry.failed, entry.prompt_tokens, entry.completion_tokens) == (
+        LINES,
+        0,
+        3 * LINES,
+        5 * LINES,
+    )
+    assert entry.cost_done == entry.cost_total
+
+
+async def test_a_shard_that_is_run_again_sends_nothing_and_counts_nothing_twice(
+    make_runner, ledger, batch, answers
+):
+    first = await run_all(make_runner("d1"), ledger, batch)
+    again = await run_all(make_runner("d2"), ledger, batch)
+    assert set(answers.asked.values()) == {1}
+    assert again == [ShardEnd.BATCH_DONE] * len(first)
+    assert (await ledger.entry(batch)).completed == LINES
+
+
+async def test_what_a_cancelled_run_has_is_kept_and_only_the_rest_is_sent_again(
+    make_runner, ledger, storage, batch, answers
+):
+    answers.wait_after = 0
+    task = asyncio.create_task(make_runner("d1").run(batch, 0, 1))
+    await answers.reached.wait()
+    held = answers.asked.total()
+    answers.wait_after = None
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert lines_of(storage, batch, 1) == []
+    await run_all(make_runner("d2"), ledger, batch)
+    assert sorted(answers.asked.values()).count(2) == held
+    assert (await ledger.entry(batch)).completed == LINES
+
+
+async def test_a_dispatcher_that_ends_leaves_the_shard_open(make_runner, ledger, batch, answers):
+    answers.special["q3"] = Closing()
+    runner = make_runner()
+    ends = await run_all(runner, ledger, batch)
+    assert ShardEnd.OPEN in ends
+    assert runner.feeding == 0
+    answers.special.clear()
+    assert ShardEnd.BATCH_DONE in await run_all(make_runner("d2"), ledger, batch)
+    assert answers.asked.pop("q3") == 2
+    assert set(answers.asked.values()) == {1}
+
+
+async def test_a_shard_that_was_claimed_anew_during_its_last_lines_is_left_alone(
+    make_runner, ledger, batch, answers
+):
+    answers.wait_after = 0
+    runner = make_runner("slow")
+    task = asyncio.create_task(runner.run(batch, 0, 1))
+    await answers.reached.wait()
+    await ledger.claim(batch, 0, "new")
+    answers.let_go.set()
+    assert await task is ShardEnd.FENCED
+    assert runner.feeding == 0
+
+
+async def test_a_shard_that_was_claimed_anew_before_its_last_report_is_left_alone(
+    make_runner, ledger, batch, monkeypatch
+):
+    plain = ledger.progress
+
+    async def claimed_anew_before_done(claim, owner, tally, *, done):
+        if done:
+            await ledger.claim(batch, claim.shard, "new")
+        return await plain(claim, owner, tally, done=done)
+
+    monkeypatch.setattr(ledger, "progress", claimed_anew_before_done)
+    assert await make_runner("slow").run(batch, 0, 1) is ShardEnd.FENCED
+
+
+async def test_only_what_is_durable_is_counted(make_runner, ledger, storage, batch, answers, monkeypatch):
+    told, plain = [], ledger.progress
+
+    async def progress(claim, owner, tally, *, done):
+        told.append((tally.completed, len(lines_of(storage, batch, 1))))
+        answers.let_go.set()
+        return await plain(claim, owner, tally, done=done)
+
+    write_part = BatchFiles.write
+    loop, all_answered = asyncio.get_running_loop(), threading.Event()
+
+    def write(files, name, data, **how):
+        loop.call_soon_threadsafe(answers.let_go.set)
+        assert all_answered.wait(10)
+        write_part(files, name, data, **how)
+
+    monkeypatch.setattr(ledger, "progress", progress)
+    monkeypatch.setattr(BatchFiles, "write", write)
+    answers.wait_after = 2
+    answers.on_answer = lambda: all_answered.set() if answers.let_go.is_set() else None
+    runner = make_runner(part_lines=2)
+    assert await runner.run(batch, 0, 1) in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    assert len(told) > 2
+    assert [counted for counted, _ in told] == [durable for _, durable in told]
+
+
+async def test_a_full_storage_is_waited_out_and_told(make_runner, ledger, batch, monkeypatch):
+    free = threading.Event()
+    plain = BatchFiles.write
+
+    def write(files, name, data, **how):
+        if not free.is_set():
+            raise StorageFullError("no room")
+        plain(files, name, data, **how)
+
+    monkeypatch.setattr(BatchFiles, "write", write)
+    monkeypatch.setattr("dispatcher.shard._PAUSE_S", (0.001, 0.002))
+    task = asyncio.create_task(make_runner().run(batch, 0, 1))
+    while "no room" not in (entry := await ledger.entry(batch)).fields.get("trouble", ""):
+        assert not task.done()
+    assert entry.completed == 0
+    free.set()
+    assert await task in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    entry = await ledger.entry(batch)
+    assert entry.completed > 0
+    assert entry.fields["trouble"] == ""
+
+
+async def test_a_write_that_was_under_way_when_the_run_was_cancelled_is_not_disturbed(
+    make_runner, ledger, storage, batch, answers, monkeypatch
+):
+    """The thread of a cancelled write goes on; the last results must wait for it."""
+    started, go_on = asyncio.Event(), threading.Event()
+    plain = BatchFiles.write
+    loop = asyncio.get_running_loop()
+    inside, most = 0, 0
+
+    def write(files, name, data, **how):
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        if not go_on.is_set():
+            loop.call_soon_threadsafe(started.set)
+            go_on.wait(10)
+        plain(files, name, data, **how)
+        inside -= 1
+
+    monkeypatch.setattr(BatchFiles, "write", write)
+    answers.wait_after = 6
+    task = asyncio.create_task(make_runner().run(batch, 0, 1))
+    await started.wait()
+    answers.let_go.set()
+    answered = answers.asked.total()
+    task.cancel()
+    await asyncio.sleep(0)
+    loop.call_later(0.01, go_on.set)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert most == 1
+    kept = lines_of(storage, batch, 1)
+    assert len(kept) == (await ledger.entry(batch)).completed >= 4
+    assert len(kept) <= answered
+
+
+async def test_lines_that_are_late_make_the_batch_late(make_runner, ledger, batch, answers):
+    answers.special["q0"] = Unanswered(LATE, "too late", Course())
+    await run_all(make_runner(), ledger, batch)
+    entry = await ledger.entry(batch)
+    assert (entry.completed, entry.failed, entry.fields["late"]) == (LINES - 1, 1, "1")
+
+
+@pytest.mark.parametrize("status", [BatchStatus.CANCELLING, BatchStatus.CANCELLED])
+async def test_a_shard_of_a_batch_that_ended_is_not_wanted(make_runner, ledger, batch, answers, status):
+    await ledger.move(batch, status, among=[BatchStatus.IN_PROGRESS])
+    runner = make_runner()
+    assert await runner.run(batch, 0, 1) is ShardEnd.NOT_WANTED
+    await ledger.forget(batch)
+    assert await runner.run(batch, 0, 1) is ShardEnd.NOT_WANTED
+    assert (answers.asked, runner.feeding) == (Counter(), 0)
