@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest
 
 # Two processes: tests wait for servers and engines more than they compute.
 JOBS ?= 2
-BENCHMARKS ?= $(sort $(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS ?= $(sort $(basename $(notdir $(shell grep -l __main__ benchmarks/*.py))))
 UV ?= uv
 LOCK := $(UV) pip compile --quiet --generate-hashes --no-emit-index-url --python-version 3.11 \
 	--custom-compile-command 'make lock'

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from enum import Enum
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -58,3 +60,19 @@ def test_every_default_stands_there(heading: str):
 @pytest.mark.parametrize("heading", SERVICES)
 def test_every_setting_is_explained(heading: str):
     assert [name for name, _, meaning in rows(PAGE, below=heading) if not meaning] == []
+
+
+def test_the_file_that_it_shows_is_one_that_services_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    text = PAGE.read_text(encoding="utf-8")
+    [shown] = re.findall(r"(?s)```toml\n(.*?)```", text)
+    file = tmp_path / "forebay.toml"
+    file.write_text(shown, encoding="utf-8")
+    monkeypatch.setenv("FOREBAY_CONFIG", str(file))
+    monkeypatch.setenv("FOREBAY_RETRY__MAX_ATTEMPTS", "8")
+    monkeypatch.setenv("FOREBAY_QUEUES", '["high","default"]')
+    made = DispatcherSettings()
+    assert (made.storage, made.drain_timeout_s) == ("/srv/forebay", 60.0)
+    assert made.scheduler.strategies["interactive"].picker == "p2c"
+    assert made.retry.max_attempts == 8
+    assert made.queues == ("high", "default")
+    assert FrontSettings().storage == "/srv/forebay"
