@@ -14,8 +14,17 @@ from typing import Any
 import redis
 import redis.asyncio
 from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    DataError,
+    MasterDownError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.retry import Retry
 
 from workers.errors import SettingsError, StoreUnavailable
@@ -26,7 +35,9 @@ SyncRedis = redis.Redis
 SOCKET_TIMEOUT_S = 10.0
 _POOL_SIZE = 64
 _WAIT_FOR_CONNECTION_S = 20.0
-_PASSING = re.compile(r"^(LOADING|BUSY|READONLY|MASTERDOWN|TRYAGAIN|OOM|NOREPLICAS|CLUSTERDOWN|MISCONF)")
+_PASSING = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError)
+_PASSING_WORDS = re.compile(r"^(BUSY|NOREPLICAS|MISCONF|LOADING|UNKILLABLE) ")
+"""Errors of a server that cannot now: redis-py strips the first word of those that it has a class for."""
 
 
 def public_url(url: str) -> str:
@@ -82,8 +93,8 @@ def translated() -> Iterator[None]:
     """Turn what redis-py raises into our errors: what may pass becomes StoreUnavailable, the rest stays."""
     try:
         yield
-    except ResponseError as error:
-        if _PASSING.match(str(error)):
+    except (ResponseError, DataError) as error:
+        if isinstance(error, _PASSING) or _PASSING_WORDS.match(str(error)):
             raise StoreUnavailable(f"Redis cannot now: {error}") from error
         raise
     except RedisError as error:
