@@ -7,11 +7,14 @@ webhooks that a job names; ours never do, since a Redis that others can write to
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import structlog
 from rq import Queue
 from rq.command import parse_payload
 from rq.executions import Execution
@@ -21,7 +24,9 @@ from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
 
 from workers.connection import SyncRedis, translated
-from workers.errors import ForebayError
+from workers.errors import ForebayError, SettingsError, StoreUnavailable
+
+log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 5
 """How often a claimed job is kept alive, in seconds."""
@@ -31,10 +36,12 @@ MAINTENANCE_S = 10
 """How often the jobs of dead dispatchers are looked for, in seconds; RQ's default is ten minutes."""
 AGING_S = 30.0
 """A queue that was passed over for so long goes first once."""
+_DEAF_S = 2.0
+"""Pause before listening again for RQ's commands, in seconds."""
 
 
 class NotOurJobError(ForebayError):
-    """A job names a function that a dispatcher does not run, or its data cannot be read."""
+    """A job names a function that a dispatcher does not run, or its data or arguments cannot be read."""
 
 
 class PlainJob(Job):
@@ -84,44 +91,62 @@ class JobClaims(BaseWorker):
         queues: Iterable[str],
         *,
         name: str,
-        functions: Iterable[str],
+        functions: Mapping[str, Callable[..., object]],
         on_stop: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`functions`: dotted paths that may run. `on_stop` gets a job's id, in another thread."""
-        super().__init__(
-            [
-                Queue(queue, connection=connection, serializer=JSONSerializer, job_class=PlainJob)
-                for queue in queues
-            ],
-            name=name,
-            connection=connection,
-            job_class=PlainJob,
-            serializer=JSONSerializer,
-            worker_ttl=CLAIM_TTL_S,
-            job_monitoring_interval=HEARTBEAT_S,
-            maintenance_interval=MAINTENANCE_S,
-            log_job_description=False,
-        )
-        self._functions = frozenset(functions)
+        """`functions`: dotted paths that may run, and what takes the arguments that each may have; none is
+        called. `on_stop` gets a job's id, in another thread.
+        """
+        with translated():
+            super().__init__(
+                [
+                    Queue(queue, connection=connection, serializer=JSONSerializer, job_class=PlainJob)
+                    for queue in queues
+                ],
+                name=name,
+                connection=connection,
+                job_class=PlainJob,
+                serializer=JSONSerializer,
+                worker_ttl=CLAIM_TTL_S,
+                job_monitoring_interval=HEARTBEAT_S,
+                maintenance_interval=MAINTENANCE_S,
+                log_job_description=False,
+            )
+        self._signatures = {path: inspect.signature(function) for path, function in functions.items()}
         self._on_stop = on_stop
         self._clock = clock
         self._served = dict.fromkeys(self.queue_names(), clock())
+        self._born = False
 
     # -- the dispatcher's own life --------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Appear in `rq info`, and listen for RQ's commands."""
+        """Appear in `rq info`, and listen for RQ's commands. May be repeated when Redis did not answer.
+
+        Raises SettingsError when another dispatcher of this name lives.
+        """
         with translated():
-            self.register_birth()
-            self.subscribe()
+            if not self._born:
+                self._register()
+            if self.pubsub_thread is None:
+                self.subscribe()
             self.set_state(WorkerStatus.STARTED)
+
+    def _register(self) -> None:
+        try:
+            self.register_birth()
+        except ValueError as error:
+            raise SettingsError(f"a dispatcher named {self.name} is alive, or died just now") from error
+        self._born = True
 
     def close(self) -> None:
         """Vanish from `rq info`."""
-        with translated():
-            self.register_death()
-        self.unsubscribe()
+        try:
+            with translated():
+                self.register_death()
+        finally:
+            self.unsubscribe()
 
     def suspended(self) -> bool:
         """Whether someone ran `rq suspend`."""
@@ -164,7 +189,7 @@ class JobClaims(BaseWorker):
         """Acknowledge a job; its result is kept as long as the job asks."""
         with translated():
             self._finalize_success(claimed.job, claimed.queue, claimed.execution, result)
-            self._now_idle()
+        self._now_idle()
 
     def fail(self, claimed: Claimed, error: BaseException, *, retry: bool) -> None:
         """End a job that could not be done; with `retry` RQ queues it again as often as the job allows."""
@@ -174,16 +199,18 @@ class JobClaims(BaseWorker):
             self._finalize_failure(
                 claimed.job, claimed.queue, claimed.execution, (type(error), error, error.__traceback__)
             )
-            self._now_idle()
+        self._now_idle()
 
     def stop(self, claimed: Claimed) -> None:
         """End a job that someone stopped through RQ."""
         with translated():
+            # The write that this begins with fails loudly while Redis is away; the one below only logs.
+            self.handle_execution_ended(claimed.job, claimed.queue, CLAIM_TTL_S)
             self._stopped_job_id = claimed.id
             self.handle_job_failure(
                 claimed.job, claimed.queue, exc_string="stopped by a command", execution=claimed.execution
             )
-            self._now_idle()
+        self._now_idle()
 
     def hand_back(self, claimed: Claimed) -> None:
         """Put a job back at the front of its queue, charging it no retry."""
@@ -191,11 +218,14 @@ class JobClaims(BaseWorker):
             self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
             claimed.queue._enqueue_job(claimed.job, pipeline=pipeline, at_front=True)  # noqa: SLF001 - RQ's retry does the same, but charges it
             pipeline.execute()
-            self._now_idle()
+        self._now_idle()
 
     def drop(self, claimed: Claimed) -> None:
-        """Forget a job that someone else holds by now."""
-        self.executions.pop(claimed.execution.id, None)
+        """Forget a job that someone else holds by now: our execution of it ends, theirs stays."""
+        with translated(), self.connection.pipeline() as pipeline:
+            self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
+            pipeline.execute()
+        self._now_idle()
 
     def _by_turn(self) -> list[Queue]:
         now = self._clock()
@@ -204,15 +234,32 @@ class JobClaims(BaseWorker):
 
     def _pop(self, queue: Queue) -> tuple[Job, Queue] | None:
         self._served[queue.name] = self._clock()
-        found: tuple[Job, Queue] | None = self.queue_class.dequeue_any(
-            [queue], None, self.connection, job_class=self.job_class, serializer=self.serializer
-        )
-        return found
+        while True:
+            try:
+                with translated():
+                    found: tuple[Job, Queue] | None = self.queue_class.dequeue_any(
+                        [queue], None, self.connection, job_class=self.job_class, serializer=self.serializer
+                    )
+                    return found
+            except StoreUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever reading a stranger's record may raise
+                self._leave_out(queue, error)
+
+    def _leave_out(self, queue: Queue, error: Exception) -> None:
+        """Forget a job whose record RQ cannot read: nor could it be failed, and maintenance would stumble."""
+        job_id = getattr(error, "job_id", None)  # RQ notes it on what reading the record raised
+        if job_id is None:
+            raise error
+        queue.intermediate_queue.remove(job_id)
+        log.error("a job's record cannot be read", job=job_id, queue=queue.name, error=type(error).__name__)
 
     def _begin(self, job: Job, queue: Queue) -> Claimed | None:
         function, args, kwargs, refusal = self._read(job)
         execution = self.prepare_execution(job)
         self.prepare_job_execution(job, remove_from_intermediate_queue=True)
+        if job.origin != queue.name:  # then RQ looked for it where it says it is from
+            queue.intermediate_queue.remove(job.id)
         claimed = Claimed(job, queue, execution, function, args, kwargs)
         if refusal is None:
             return claimed
@@ -225,13 +272,30 @@ class JobClaims(BaseWorker):
         except Exception:  # noqa: BLE001 - whatever a stranger wrote there, it is no job of ours
             job.func_name = "unreadable"
             return "unreadable", (), {}, "the job's data is not JSON; enqueue it with RQ's JSONSerializer"
-        if function in self._functions:
-            return function, args, kwargs, None
-        return function, args, kwargs, f"a dispatcher does not run {function!r}"
+        return function, args, kwargs, self._refusal(function, args, kwargs)
+
+    def _refusal(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        signature = self._signatures.get(function)
+        if signature is None:
+            return f"a dispatcher does not run {function!r}"
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            return f"{function}: {error}"
+        return None
 
     def _now_idle(self) -> None:
+        # Only for show: were it to fail, the step before it, which was done, would be repeated.
         if not self.executions:
-            self.set_state(WorkerStatus.IDLE)
+            with contextlib.suppress(StoreUnavailable), translated():
+                self.set_state(WorkerStatus.IDLE)
+
+    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
+        """Listen on after an outage; RQ's own ends the thread when Redis stalls, and is deaf from then on."""
+        with contextlib.suppress(StoreUnavailable), translated():
+            raise exc
+        log.warning("RQ's commands are not heard now", error=str(exc))
+        time.sleep(_DEAF_S)
 
     def handle_payload(self, message: Any) -> None:
         """Route RQ's commands: stop-job and stop-execution to whoever runs it; the others as RQ does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +48,10 @@ class InlineRunner:
         url: str = "/v1/chat/completions",
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """The answer as `{"status_code", "body", "forebay"}`. Raises InlineRequestError, Closing."""
+        """The answer as `{"status_code", "body", "forebay"}`. Raises InlineRequestError, Closing.
+
+        What comes from a queue is checked here: anybody may have written it.
+        """
         answer = await self._attempts.run(self._request(job_id, urgency, body, url, timeout_s))
         course = answer.course
         detail = {
@@ -66,7 +70,10 @@ class InlineRunner:
 
     def _request(self, job_id: str, urgency: int, body: Any, url: str, timeout_s: float | None) -> Request:
         # An inline request obeys the same rules as a line of a file, so it is read as one.
-        raw = msgspec.json.encode({"custom_id": "inline", "method": "POST", "url": url, "body": body})
+        try:
+            raw = msgspec.json.encode({"custom_id": "inline", "method": "POST", "url": url, "body": body})
+        except ValueError as error:
+            raise InlineRequestError(f"the body cannot be sent as JSON: {error}") from error
         line = parse_line(1, raw)
         if line is None or isinstance(line, BadLine):
             raise InlineRequestError(line.message if line else "the request is empty")
@@ -83,9 +90,17 @@ class InlineRunner:
             body=line.body,
             need=need,
             urgency=urgency,
-            deadline_s=self._clock() + (timeout_s or self._deadline_s),
+            deadline_s=self._clock() + _checked(timeout_s, self._deadline_s),
             late_code="request_timeout",
         )
+
+
+def _checked(timeout_s: Any, default_s: float) -> float:
+    if timeout_s is None:
+        return default_s
+    if isinstance(timeout_s, int | float) and 0 < timeout_s < math.inf:
+        return float(timeout_s)
+    raise InlineRequestError(f"timeout_s must be a number of seconds above 0, not {timeout_s!r}")
 
 
 def _decoded(body: bytes) -> Any:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum, auto
+from typing import Any
 
 import structlog
 
@@ -24,12 +27,16 @@ from dispatcher.inline import InlineRequestError, InlineRunner
 from dispatcher.placement import Closing
 from dispatcher.shard import ShardEnd, ShardRunner
 from workers.connection import SyncRedis
-from workers.errors import StoreUnavailable
+from workers.errors import StoreUnavailable, TryAgain
 
 log = structlog.get_logger(__name__)
 
-FUNCTIONS = (jobs.RUN_SHARD, jobs.RUN_REQUEST, jobs.FINALISE_BATCH)
-"""What a dispatcher runs; a job that names anything else is failed."""
+FUNCTIONS: Mapping[str, Callable[..., object]] = {
+    jobs.RUN_SHARD: jobs.run_shard,
+    jobs.RUN_REQUEST: jobs.run_request,
+    jobs.FINALISE_BATCH: jobs.finalise_batch,
+}
+"""What a dispatcher runs, and the arguments that each takes; a job that names anything else is failed."""
 _STORAGE_PAUSE_S = 5.0
 
 
@@ -47,14 +54,24 @@ class Interruption(StrEnum):
 @dataclass(slots=True, eq=False)
 class _Running:
     claimed: Claimed
-    task: asyncio.Task[None]
-    batch_id: str | None
+    task: asyncio.Task[None] = field(init=False)
+    begun: bool = False
+    """A task that is cancelled before its first step would never tell its end."""
     interruption: Interruption | None = None
+    ending: bool = False
+    """Its end is being told: too late for an interruption, which would tell another one."""
+
+    @property
+    def batch_id(self) -> str | None:
+        """The batch it works for; None: an inline request."""
+        batch_id = _arguments(self.claimed).get("batch_id")
+        return None if batch_id is None else str(batch_id)
 
     def interrupt(self, why: Interruption) -> None:
-        if self.interruption is None:
+        if self.interruption is None and not self.ending:
             self.interruption = why
-            self.task.cancel()
+            if self.begun:
+                self.task.cancel()
 
 
 class RunningJobs:
@@ -86,6 +103,7 @@ class RunningJobs:
         self._owner = owner
         self._ending = ending
         self._running: dict[str, _Running] = {}
+        """By execution: after an outage a job may be claimed anew beside its old claim."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -102,17 +120,16 @@ class RunningJobs:
 
     def start(self, claimed: Claimed, group: asyncio.TaskGroup) -> None:
         """Begin a job's work as a task of the group."""
-        batch_id = str(claimed.args[0]) if claimed.function == jobs.RUN_SHARD and claimed.args else None
-        task = group.create_task(self._run_job(claimed))
-        self._running[claimed.id] = _Running(claimed, task, batch_id)
+        running = self._running[claimed.execution.id] = _Running(claimed)
+        running.task = group.create_task(self._run_job(running))
 
     # -- interruptions --------------------------------------------------------------------------------------
 
     def stop(self, job_id: str) -> None:
         """Stop a job because someone asked through RQ; nothing happens when it is not held."""
-        running = self._running.get(job_id)
-        if running is not None:
-            running.interrupt(Interruption.STOPPED)
+        for one in list(self._running.values()):
+            if one.claimed.id == job_id:
+                one.interrupt(Interruption.STOPPED)
 
     def interrupt_all(self) -> None:
         """Stop everything that is left: the service ends. Jobs are handed back."""
@@ -123,7 +140,7 @@ class RunningJobs:
         """Stop the shards of batches that were cancelled or removed. Raises StoreUnavailable."""
         by_batch: dict[str, list[_Running]] = {}
         for one in self._running.values():
-            if one.batch_id is not None:
+            if one.claimed.function == jobs.RUN_SHARD and one.batch_id is not None:
                 by_batch.setdefault(one.batch_id, []).append(one)
         entries = await self._ledger.entries(list(by_batch))
         for batch_id, running in by_batch.items():
@@ -134,68 +151,51 @@ class RunningJobs:
 
     # -- one job --------------------------------------------------------------------------------------------
 
-    async def _run_job(self, claimed: Claimed) -> None:
+    async def _run_job(self, running: _Running) -> None:
+        running.begun = True
         try:
-            await self._do(claimed)
+            if running.interruption is None:
+                await self._do(running)
+            else:
+                await self._after_interruption(running)
         except asyncio.CancelledError:
-            running = self._running[claimed.id]
             if running.interruption is None:
                 raise
             running.task.uncancel()
             await self._after_interruption(running)
-        except Closing:
-            await self._bookkeeping.surely(self._claims.hand_back, claimed)
+        except (Closing, TryAgain):
+            await self._tell(running, self._claims.hand_back)
         except InlineRequestError as error:
-            await self._bookkeeping.surely(self._claims.fail, claimed, error, retry=False)
+            await self._tell(running, self._claims.fail, error, retry=False)
         except (BatchError, BaseExceptionGroup) as error:
-            await self._after_trouble(claimed, error)
+            await self._after_trouble(running, error)
         except Exception as error:
-            log.exception("a job failed", job=claimed.id)
-            await self._bookkeeping.surely(self._claims.fail, claimed, error, retry=True)
+            log.exception("a job failed", job=running.claimed.id)
+            await self._tell(running, self._claims.fail, error, retry=True)
         finally:
-            self._running.pop(claimed.id, None)
+            del self._running[running.claimed.execution.id]
 
-    async def _do(self, claimed: Claimed) -> None:
+    async def _do(self, running: _Running) -> None:
+        claimed = running.claimed
         urgency = self._queue_names.index(claimed.queue.name)
+        given = _arguments(claimed)
         match claimed.function:
             case jobs.RUN_SHARD:
-                batch_id, shard = claimed.args
-                await self._after_shard(claimed, await self._shards.run(str(batch_id), int(shard), urgency))
+                end = await self._shards.run(str(given["batch_id"]), int(given["shard"]), urgency)
+                await self._after_shard(running, end)
             case jobs.RUN_REQUEST:
-                answer = await self._inline.run(claimed.id, urgency, *claimed.args, **claimed.kwargs)
-                await self._bookkeeping.surely(self._claims.finish, claimed, answer)
+                answer = await self._inline.run(claimed.id, urgency, **given)
+                await self._tell(running, self._claims.finish, answer)
             case jobs.FINALISE_BATCH:
-                (batch_id,) = claimed.args
-                await self._finalise(claimed, str(batch_id))
+                await self._finalise(running, str(given["batch_id"]))
             case other:
                 raise AssertionError(f"claimed {other}")
 
-    # -- its end --------------------------------------------------------------------------------------------
-
-    async def _after_shard(self, claimed: Claimed, end: ShardEnd) -> None:
-        match end:
-            case ShardEnd.OPEN:
-                await self._bookkeeping.surely(self._claims.hand_back, claimed)
-            case ShardEnd.FENCED:
-                self._claims.drop(claimed)
-            case ShardEnd.BATCH_DONE | ShardEnd.NOT_WANTED:
-                await self._queue_finaliser(claimed, str(claimed.args[0]))
-                await self._bookkeeping.surely(self._claims.finish, claimed)
-            case ShardEnd.DONE:
-                await self._bookkeeping.surely(self._claims.finish, claimed)
-
-    async def _queue_finaliser(self, claimed: Claimed, batch_id: str) -> None:
-        entry = await self._bookkeeping.until_redis_answers(lambda: self._ledger.entry(batch_id), ever=True)
-        if entry is not None and not BatchStatus(entry.status).final:
-            await self._bookkeeping.surely(
-                queues.enqueue_finalise, self._rq_redis, claimed.queue.name, batch_id
-            )
-
-    async def _finalise(self, claimed: Claimed, batch_id: str) -> None:
-        while await self._still_kept(claimed.queue.name, batch_id):  # noqa: ASYNC110 - see below
+    async def _finalise(self, running: _Running, batch_id: str) -> None:
+        while await self._still_kept(running.claimed.queue.name, batch_id):  # noqa: ASYNC110 - see below
             await asyncio.sleep(PAUSE_S[0])  # other processes have no event for us
         await self._finaliser.run(batch_id)
-        await self._bookkeeping.surely(self._claims.finish, claimed)
+        await self._tell(running, self._claims.finish)
 
     async def _still_kept(self, queue: str, batch_id: str) -> bool:
         """Whether somebody still runs a shard of a cancelled batch: it stops soon, keeping what it has."""
@@ -204,22 +204,65 @@ class RunningJobs:
             return False
         return await self._bookkeeping.step(queues.running_shards, self._rq_redis, queue, batch_id) > 0
 
+    # -- its end --------------------------------------------------------------------------------------------
+
+    async def _tell(self, running: _Running, how: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Tell RQ a job's end: one of `claims`' ways, once, whatever interrupts."""
+        running.ending = True
+        await self._bookkeeping.surely(how, running.claimed, *args, **kwargs)
+
+    async def _after_shard(self, running: _Running, end: ShardEnd) -> None:
+        running.ending = True
+        match end:
+            case ShardEnd.OPEN:
+                await self._tell(running, self._claims.hand_back)
+            case ShardEnd.FENCED:
+                await self._tell(running, self._claims.drop)
+            case ShardEnd.BATCH_DONE | ShardEnd.NOT_WANTED:
+                await self._queue_finaliser(running)
+                await self._tell(running, self._claims.finish)
+            case ShardEnd.DONE:
+                await self._tell(running, self._claims.finish)
+
+    async def _queue_finaliser(self, running: _Running) -> None:
+        batch_id = str(running.batch_id)
+        entry = await self._bookkeeping.until_redis_answers(lambda: self._ledger.entry(batch_id), ever=True)
+        if entry is not None and not BatchStatus(entry.status).final:
+            queue = running.claimed.queue.name
+            await self._bookkeeping.surely(queues.enqueue_finalise, self._rq_redis, queue, batch_id)
+
     async def _after_interruption(self, running: _Running) -> None:
         match running.interruption:
             case Interruption.STOPPED:
-                await self._bookkeeping.surely(self._claims.stop, running.claimed)
+                await self._tell(running, self._claims.stop)
             case Interruption.UNWANTED:
-                await self._after_shard(running.claimed, ShardEnd.NOT_WANTED)
+                await self._after_shard(running, ShardEnd.NOT_WANTED)
             case Interruption.ENDING | None:
-                await self._bookkeeping.surely(self._claims.hand_back, running.claimed)
+                await self._tell(running, self._claims.hand_back)
 
-    async def _after_trouble(self, claimed: Claimed, error: BaseException) -> None:
+    async def _after_trouble(self, running: _Running, error: BaseException) -> None:
         """Files that cannot be read now: say so where people look, and leave the job to whoever can."""
-        batch_id = str(claimed.args[0])
-        log.error("a batch's files cannot be used", job=claimed.id, error=str(error))
-        with contextlib.suppress(StoreUnavailable):
-            await self._ledger.set_fields(batch_id, {"trouble": f"{self._owner}: {error}"})
+        causes = "; ".join(str(cause) for cause in _causes(error))
+        log.error("a batch's files cannot be used", job=running.claimed.id, error=causes)
+        if running.batch_id is not None:
+            with contextlib.suppress(StoreUnavailable):
+                await self._ledger.set_fields(running.batch_id, {"trouble": f"{self._owner}: {causes}"})
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STORAGE_PAUSE_S):
                 await self._ending.wait()
-        await self._bookkeeping.surely(self._claims.hand_back, claimed)
+        await self._tell(running, self._claims.hand_back)
+
+
+def _arguments(claimed: Claimed) -> dict[str, Any]:
+    """A job's arguments by name; `claims` has seen that they fit."""
+    signature = inspect.signature(FUNCTIONS[claimed.function])
+    return signature.bind(*claimed.args, **claimed.kwargs).arguments
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The errors that a group is made of, however deep."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _causes(inner)
+    else:
+        yield error

@@ -126,21 +126,21 @@ class Dispatcher:
             loop.call_soon_threadsafe(self._stop_job, job_id)
 
         def make() -> JobClaims:
-            claims = JobClaims(
+            return JobClaims(
                 self._rq_redis,
                 self.settings.queues,
                 name=self.settings.name,
                 functions=FUNCTIONS,
                 on_stop=stop_from_thread,
             )
-            claims.open()
-            return claims
 
-        facts = await self._bookkeeping.until_redis_answers(lambda: server_facts(self._redis))
+        patiently = self._bookkeeping.until_redis_answers
+        facts = await patiently(lambda: server_facts(self._redis))
         if facts is not None and facts.warning:
             log.warning(facts.warning)
-        claims = await self._bookkeeping.until_redis_answers(lambda: self._bookkeeping.step(make))
+        claims = await patiently(lambda: self._bookkeeping.step(make))
         if claims is not None:
+            await patiently(lambda: self._bookkeeping.step(claims.open))
             log.info("dispatcher is ready", name=self.settings.name, queues=list(self.settings.queues))
         return claims
 

@@ -239,6 +239,10 @@ class _Run:
         except Closing:
             self._left_open = True
             return
+        except Exception as error:
+            # A fault of ours that one line brings out would do so for ever, and its shard never end.
+            log.exception("a line failed", batch=self._batch_id, line=line.number)
+            answer = Unanswered("internal_error", f"the dispatcher failed: {type(error).__name__}", Course())
         result = self._result(line, answer)
         if isinstance(answer, Unanswered) and answer.code == LATE:
             self._sums.late += 1
