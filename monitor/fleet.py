@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from monitor.cancelling import heed_cancellation
 from monitor.clock import RedisClock
 from monitor.ownership import owned
 from workers.errors import StoreUnavailable
@@ -74,16 +75,22 @@ class FleetWatcher:
             await self._looked.wait()
 
     async def run(self, changed: Callable[[], None]) -> None:
-        """Look again and again, for ever; ``changed`` is called after every look that succeeded."""
+        """Look again and again until cancelled; ``changed`` is called after every look that succeeded."""
         while True:
+            heed_cancellation()
             try:
                 await self._look()
             except StoreUnavailable as error:
-                await self._back_off(error)
+                await self._back_off("redis does not answer; trying on", error)
+                continue
+            except Exception as error:  # noqa: BLE001 - logged, and tried again
+                # One record that somebody spoiled must not end the watch over all the others for good.
+                await self._back_off("cannot read the fleet; trying on", error)
                 continue
             if self._failures:
                 log.info("redis answers again", failures=self._failures)
             self._failures = 0
+            heed_cancellation()
             changed()
             await asyncio.sleep(_MIN_SPACING_S)
             await self._pause(self._interval_s() - _MIN_SPACING_S)
@@ -130,9 +137,9 @@ class FleetWatcher:
             pass
         self._wanted.clear()
 
-    async def _back_off(self, error: StoreUnavailable) -> None:
+    async def _back_off(self, what: str, error: Exception) -> None:
         self._failures += 1
         if self._failures == 1:
-            log.warning("redis does not answer; trying on", error=str(error))
+            log.warning(what, error=str(error))
         cap_s = min(_BACKOFF_CAP_S, 0.1 * 2 ** min(self._failures, 10))
         await asyncio.sleep(self._rng.uniform(0.05, cap_s))

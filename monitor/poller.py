@@ -53,6 +53,7 @@ class Poller:
         self._watch: Watch | None = None
         self._reborn = False
         self._look = 0
+        self._failing = False
 
     async def turn(self) -> bool:
         """One poll, begun on a view that shows all that the last one wrote. True: poll again soon."""
@@ -64,12 +65,16 @@ class Poller:
             if view.state is WorkerState.DRAINING:
                 await self._end_drain(view)
                 return False
-            return await self._poll(view)
+            fast = await self._poll(view)
+            self._failing = False
+            return fast
         except StoreUnavailable as error:
             log.debug("not written: redis does not answer", worker=self._worker, error=str(error))
         except Exception:
-            # A mistake of ours with one worker must not end the watch over the others.
-            log.exception("poll failed", worker=self._worker)
+            # A mistake of ours with one worker must not end the watch over the others, nor fill the log.
+            if not self._failing:
+                log.exception("poll failed", worker=self._worker)
+            self._failing = True
         return False
 
     async def _end_drain(self, view: WorkerView) -> None:

@@ -64,7 +64,9 @@ async def _until_signal(store: FleetStore, client: httpx.AsyncClient, settings: 
 async def _serve(store: FleetStore, client: httpx.AsyncClient, settings: MonitorSettings) -> None:
     registry = CollectorRegistry()
     service = MonitorService(store, client, settings, on_poll=PollTimes(registry).observe)
-    exporter = Exporter(store, registry, ready=lambda: service.fleet.is_fresh)
+    # A store remembers the list of workers from one look to the next: whoever looks has its own.
+    looking = FleetStore(store.client)
+    exporter = Exporter(looking, registry, ready=lambda: service.fleet.is_fresh)
     if settings.metrics_port is None:
         await service.run()
         return

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from monitor.cancelling import heed_cancellation
 from monitor.clock import RedisClock
 from monitor.fleet import FleetWatcher
 from monitor.poller import Poller
@@ -60,9 +61,9 @@ class MonitorService:
         for worker in self._pollers.keys() - self.fleet.mine:
             self._pollers.pop(worker).cancel()
         for worker in self.fleet.mine - self._pollers.keys():
-            self._pollers[worker] = tasks.create_task(self._poll_for_ever(worker), name=f"poll {worker}")
+            self._pollers[worker] = tasks.create_task(self._poll_on(worker), name=f"poll {worker}")
 
-    async def _poll_for_ever(self, worker: str) -> None:
+    async def _poll_on(self, worker: str) -> None:
         loop = asyncio.get_running_loop()
         poller = Poller(
             worker,
@@ -79,5 +80,6 @@ class MonitorService:
         while True:
             started = loop.time()
             fast = await poller.turn()
+            heed_cancellation()
             interval_s = self._settings.fast_interval_s if fast else self._settings.poll_interval_s
             await asyncio.sleep(max(0.0, started + interval_s - loop.time()))
