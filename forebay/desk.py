@@ -39,6 +39,9 @@ class Desk:
     async def check(self) -> str | None:
         """Reach the server; returns why it may lose what we store, or None. Raises also TooOld."""
         try:
+            # First without asyncio: redis-py's asyncio client, when it retries and checks its connections'
+            # health, never comes back from a server that wants a password.
+            await to_thread.run_sync(_ping, self.connection)
             facts = await server_facts(self.client)
         except StoreUnavailable as error:
             cause = str(error.__cause__ or error).rstrip(".")
@@ -103,6 +106,11 @@ class Desk:
             # Lines that nobody holds any more are answered by the finaliser.
             await to_thread.run_sync(queues.enqueue_finalise, self.connection, entry.queue, batch_id)
         return await self.record(batch_id)
+
+
+def _ping(connection: SyncRedis) -> None:
+    with translated():
+        connection.ping()
 
 
 def _remove_queue(connection: SyncRedis, name: str) -> None:

@@ -15,8 +15,9 @@ from dispatcher.batches.parts import Entry, PartWriter
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.results import Usage
 from forebay import Forebay
-from forebay.errors import RefusedInput, UnknownBatch, UnknownJob, WaitedTooLong
+from forebay.errors import RefusedInput, TooOld, UnknownBatch, UnknownJob, WaitedTooLong
 from forebay.progress import Progress
+from workers.connection import ServerFacts
 from workers.errors import InvalidWorkerUrl, SettingsError, StoreUnavailable, UnknownWorker
 from workers.fleet import WorkerState
 
@@ -319,6 +320,28 @@ def test_a_redis_that_may_forget_is_warned_of(redis_url, tmp_path):
             server.config_set("maxmemory-policy", "noeviction")
     with Forebay(redis_url, str(tmp_path)) as forebay:
         assert forebay.warning is None
+
+
+def test_a_redis_that_wants_a_password_is_told_at_once(redis_url, tmp_path):
+    with redis.Redis.from_url(redis_url) as server:
+        server.config_set("requirepass", "sesame")
+        try:
+            for url in (redis_url, redis_url.replace("unix://", "unix://:wrong@")):
+                with pytest.raises(StoreUnavailable, match="cannot reach Redis at") as refused:
+                    Forebay(url, str(tmp_path))
+                assert "wrong" not in str(refused.value)
+            Forebay(redis_url.replace("unix://", "unix://:sesame@"), str(tmp_path)).close()
+        finally:
+            server.config_set("requirepass", "")
+
+
+def test_a_server_that_is_too_old_is_told(redis_url, tmp_path, monkeypatch):
+    async def facts(_client):
+        return ServerFacts(version="6.0.16", maxmemory_policy="noeviction")
+
+    monkeypatch.setattr("forebay.desk.server_facts", facts)
+    with pytest.raises(TooOld, match=r"is version 6\.0\.16; Forebay needs Redis 6\.2"):
+        Forebay(redis_url, str(tmp_path))
 
 
 def test_an_unreachable_redis_is_told_at_once_and_leaves_no_thread(tmp_path):
