@@ -14,6 +14,8 @@ from workers.load import Load
 WINDOW_S = 10.0
 MIN_SPAN_S = 2.0
 """A rate over less than this is a moment's, not a sustained one."""
+SUSTAINED_S = 3.0
+"""A token rate held for so long counts as capacity; the whole window would lag behind a batch that begins."""
 CAPACITY_HALF_LIFE_S = 600.0
 """In so much time under full load, an estimate that is no longer reached halves."""
 
@@ -66,7 +68,7 @@ class RateMeter:
 
     def rates(self) -> Rates:
         """The rates as of the last sample."""
-        return Rates(self._rate("finished"), self._rate("tokens"), self._capacity)
+        return Rates(self._rate("finished", 0), self._rate("tokens", 0), self._capacity)
 
     def _tokens(self, load: Load) -> float | None:
         if load.generation_tokens_total is not None:
@@ -87,18 +89,25 @@ class RateMeter:
         self._throughput = (load.sampled_at, load.gen_throughput)
         return self._integral
 
-    def _rate(self, what: str) -> float | None:
-        if len(self._points) < 2:
+    def _rate(self, what: str, begin: int) -> float | None:
+        """Per second from the point numbered ``begin`` to the last one."""
+        if not self._points:
             return None
-        first, last = self._points[0], self._points[-1]
+        first, last = self._points[begin], self._points[-1]
         span_s = last.at_s - first.at_s
         before, after = getattr(first, what), getattr(last, what)
         if span_s < MIN_SPAN_S or before is None or after is None:
             return None
         return float(after - before) / span_s
 
+    def _sustained_begin(self) -> int:
+        """The newest point that lies ``SUSTAINED_S`` back, else the oldest."""
+        begin_s = self._points[-1].at_s - SUSTAINED_S
+        numbers = range(len(self._points) - 1, 0, -1)
+        return next((number for number in numbers if self._points[number].at_s <= begin_s), 0)
+
     def _learn_capacity(self, elapsed_s: float, *, loaded: bool) -> None:
-        sustained = self._rate("tokens")
+        sustained = self._rate("tokens", self._sustained_begin())
         if sustained is None:
             return
         held = self._capacity or 0.0

@@ -120,7 +120,8 @@ def _adapted(limit: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecis
 def _grown(limit: int, running: int, inputs: LimitInputs) -> LimitDecision:
     if not inputs.been_full:
         return LimitDecision(2 * limit, f"grow: {inputs.leases} leases, none waiting; never full yet")
-    step = max(1, limit // 8)
+    # At the slots that it was seen full with, a large step would only fill its queue.
+    step = 1 if inputs.slots is not None and limit >= inputs.slots else max(1, limit // 8)
     # All our leases run and none waits: there is at least so much room, whatever the limit was cut to.
     proven = min(inputs.leases, running)
     return LimitDecision(max(limit, proven) + step, f"grow by {step}: {inputs.leases} leases, none waiting")

@@ -37,6 +37,11 @@ def test_it_doubles_until_the_worker_was_full_once_and_then_adds() -> None:
     assert limit(been_full=True) == 18
 
 
+def test_at_the_slots_it_was_full_with_it_grows_by_one() -> None:
+    assert limit(limit=128, leases=128, running=128, slots=120, been_full=True) == 129
+    assert limit(limit=64, leases=64, running=64, slots=120, been_full=True) == 72
+
+
 def test_it_holds_while_leases_do_not_press() -> None:
     assert limit(leases=14) == 16
     assert limit(leases=15) == 32

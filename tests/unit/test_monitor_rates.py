@@ -61,6 +61,12 @@ def test_the_capacity_is_the_highest_rate_and_fades_slowly_under_load() -> None:
     assert rates.capacity_rate == pytest.approx(500.0, rel=0.02)
 
 
+def test_the_capacity_follows_a_batch_that_begins_without_waiting_for_the_window() -> None:
+    rates = feed(RateMeter(window_s=10.0), *((float(second), second**2 * 10, 0) for second in range(10)))
+    assert rates.token_rate == 90.0
+    assert rates.capacity_rate == 150.0
+
+
 def test_an_idle_worker_keeps_its_capacity() -> None:
     meter = RateMeter(window_s=10.0)
     feed(meter, (0.0, 0, 0), (10.0, 10_000, 0))
