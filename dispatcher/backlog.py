@@ -74,6 +74,11 @@ class Backlog(Generic[Granted]):
             self._count -= 1
         return head
 
+    def count(self, lanes: set[Hashable]) -> int:
+        """How many wait in these lanes; lanes that are no more are taken out of the set."""
+        lanes &= self._lanes.keys()
+        return sum(len(self._lanes[lane]) for lane in lanes)
+
     @staticmethod
     def lane(waiting: Waiting[Granted]) -> Hashable:
         """The lane that a request stands in."""

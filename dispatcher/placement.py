@@ -35,6 +35,8 @@ _MOST_ASKS = 256
 _OUTAGE_PAUSE_S = (0.1, 5.0)
 _WAITING_PER_SLOT = 0.5
 _LEAST_WAITING = 16
+_MOST_STRANDED = 4096
+"""Requests without any worker that may wait here before nothing more is brought: bounds what they hold."""
 
 
 class Closing(Exception):
@@ -91,6 +93,8 @@ class Placement:
         self._room = asyncio.Event()
         self._room.set()
         self._without_worker: NoWorkerReason | None = None
+        self._stranded: set[Hashable] = set()
+        """Lanes for which there was no worker, however idle, when they were last decided for."""
         self._closing = False
 
     # -- what a request does --------------------------------------------------------------------------------
@@ -109,7 +113,7 @@ class Placement:
         try:
             return await granted
         except asyncio.CancelledError:
-            if granted.done() and not granted.cancelled():
+            if granted.done() and not granted.cancelled() and granted.exception() is None:
                 self.give_back(granted.result(), Verdict.NEUTRAL, "cancelled")
             raise
 
@@ -126,13 +130,19 @@ class Placement:
     # -- what the service asks ------------------------------------------------------------------------------
 
     async def room(self) -> None:
-        """Wait until more requests should be brought here: few are waiting for the slots that there are."""
+        """Wait until more requests should be brought here: few are waiting for the slots that there are.
+
+        Those for whom there is no worker at all do not count, within bounds: others need not wait for them.
+        """
         await self._room.wait()
 
     def close(self) -> None:
         """Grant no lease any more: all who wait, and whoever comes, get Closing."""
         self._closing = True
         self._room.set()
+        self._send_away()
+
+    def _send_away(self) -> None:
         while (waiting := self._backlog.first(set())) is not None:
             waiting.granted.set_exception(Closing())
 
@@ -201,7 +211,11 @@ class Placement:
             await self._look()
         asks = self._decide()
         if asks:
-            await self._acquire(asks)
+            try:
+                await self._acquire(asks)
+            finally:
+                if self._closing:  # who was refused went back to wait, after `close` had sent all away
+                    self._send_away()
         self._note_room()
 
     async def _settle(self) -> None:
@@ -237,6 +251,8 @@ class Placement:
             decision: Decision = decide(
                 waiting.need, self._fleet, self._strategies.for_request(waiting.need), self._rng, now_s
             )
+            lane = self._backlog.lane(waiting)
+            self._stranded.discard(lane)
             match decision:
                 case Chosen():
                     self._fleet.took(decision.pick, waiting.need.cost_tokens)
@@ -244,9 +260,10 @@ class Placement:
                     continue
                 case NoWorker(reason):
                     without_worker = reason
+                    self._stranded.add(lane)
                 case Busy():
                     pass
-            closed.add(self._backlog.lane(waiting))
+            closed.add(lane)
             self._backlog.rejoin(waiting)
         self._without_worker = without_worker
         return asks
@@ -302,7 +319,9 @@ class Placement:
 
     def _note_room(self) -> None:
         slots = float(self._fleet.limit.sum()) if len(self._fleet) else 0.0
-        if self._closing or len(self._backlog) < max(_LEAST_WAITING, _WAITING_PER_SLOT * slots):
+        stranded = self._backlog.count(self._stranded)
+        enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
+        if self._closing or (len(self._backlog) - stranded < enough and stranded < _MOST_STRANDED):
             self._room.set()
         else:
             self._room.clear()
