@@ -46,11 +46,24 @@ def reported() -> Iterator[None]:
     except KeyboardInterrupt:
         complain("interrupted")
         raise typer.Exit(ExitCode.STOPPED) from None
+    except Exception as error:
+        if not _from_redis(error):
+            raise
+        complain(f"Redis refused: {error}")
+        raise typer.Exit(ExitCode.CANNOT_WORK) from error
 
 
 def complain(text: str) -> None:
     """Say it on standard error."""
     typer.echo(f"forebay: {text}", err=True)
+
+
+def _from_redis(error: Exception) -> bool:
+    """Whether it is a refusal that no patience mends, such as a missing permission.
+
+    Such errors come through as the library raises them, and the library stands behind `workers.connection`.
+    """
+    return type(error).__module__.split(".")[0] == "redis"
 
 
 def exit_code(error: BaseException) -> ExitCode:

@@ -159,6 +159,20 @@ def test_what_is_not_known_is_said_so(forebay):
     assert forebay.json("workers", "list") == []
 
 
+def test_a_redis_user_who_may_not_is_told(forebay, redis_url):
+    import redis
+
+    with redis.Redis.from_url(redis_url) as server:
+        server.execute_command(
+            "ACL", "SETUSER", "ann", "on", ">pw", "~*", "+ping", "+info", "+client", "+hello"
+        )
+        try:
+            url = redis_url.replace("unix://", "unix://ann:pw@")
+            assert forebay("batches", "--redis", url, expect=4) == ""
+        finally:
+            server.execute_command("ACL", "DELUSER", "ann")
+
+
 def test_waiting_ends_with_the_time_that_was_given(forebay, tmp_path):
     a_file(tmp_path)
     batch_id = forebay.json("submit", "in.jsonl")["id"]
