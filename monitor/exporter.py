@@ -6,7 +6,9 @@ a claim. How the page is served belongs to ``server``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
@@ -27,6 +29,7 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 _POLL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+_AGE = "forebay_worker_load_age_seconds"
 _GAUGES: Mapping[str, tuple[str, Callable[[WorkerView, float], float | None]]] = {
     "forebay_worker_running": (
         "Requests the worker runs, by its own word.",
@@ -52,7 +55,7 @@ _GAUGES: Mapping[str, tuple[str, Callable[[WorkerView, float], float | None]]] =
         "Highest sustained token rate lately, per second.",
         lambda view, _now: view.load.capacity_rate if view.load else None,
     ),
-    "forebay_worker_load_age_seconds": (
+    _AGE: (
         "Age of the sample that the load was read from.",
         lambda view, now: max(0.0, now - view.load.sampled_at) if view.load else None,
     ),
@@ -68,11 +71,17 @@ _GAUGES: Mapping[str, tuple[str, Callable[[WorkerView, float], float | None]]] =
 
 
 class FleetCollector(Collector):
-    """One look at the fleet as metrics. ``view`` None: Redis did not answer."""
+    """One look at the fleet as metrics. ``view`` None: Redis did not answer.
 
-    def __init__(self, view: FleetView | None, memos: Mapping[str, Memo]) -> None:
+    A load older than ``dead_after_s`` is unknown; only its age is still told.
+    """
+
+    def __init__(
+        self, view: FleetView | None, memos: Mapping[str, Memo], *, dead_after_s: float = math.inf
+    ) -> None:
         self._view = view
         self._memos = memos
+        self._dead_after_s = dead_after_s
 
     def collect(self) -> Iterable[Metric]:
         up = GaugeMetricFamily("forebay_redis_up", "1 when Redis answered this scrape.")
@@ -87,10 +96,16 @@ class FleetCollector(Collector):
         for name, (documentation, read) in _GAUGES.items():
             family = GaugeMetricFamily(name, documentation, labels=["worker"])
             for worker in view.workers:
-                value = read(worker, view.now_s)
+                known = worker if name == _AGE else self._without_dead_load(worker, view.now_s)
+                value = read(known, view.now_s)
                 if value is not None:
                     family.add_metric([worker.id], value)
             yield family
+
+    def _without_dead_load(self, worker: WorkerView, now_s: float) -> WorkerView:
+        if worker.load is None or now_s - worker.load.sampled_at <= self._dead_after_s:
+            return worker
+        return replace(worker, load=None)
 
     def _breakers(self, view: FleetView) -> Metric:
         family = GaugeMetricFamily(
@@ -138,10 +153,18 @@ class PollTimes:
 class Exporter:
     """The ASGI application. ``ready`` says whether the service has a fresh look at the fleet."""
 
-    def __init__(self, store: FleetStore, registry: CollectorRegistry, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        store: FleetStore,
+        registry: CollectorRegistry,
+        ready: Callable[[], bool],
+        *,
+        dead_after_s: float = math.inf,
+    ) -> None:
         self._store = store
         self._registry = registry
         self._ready = ready
+        self._dead_after_s = dead_after_s
 
     async def __call__(self, scope: MutableMapping[str, Any], _receive: Receive, send: Send) -> None:
         """Answer one HTTP request."""
@@ -166,7 +189,8 @@ class Exporter:
     async def _look(self) -> FleetCollector:
         try:
             view = await self._store.view()
-            return FleetCollector(view, await self._store.memos([worker.id for worker in view.workers]))
+            memos = await self._store.memos([worker.id for worker in view.workers])
+            return FleetCollector(view, memos, dead_after_s=self._dead_after_s)
         except StoreUnavailable:
             return FleetCollector(None, {})
 

@@ -66,7 +66,8 @@ async def _serve(store: FleetStore, client: httpx.AsyncClient, settings: Monitor
     service = MonitorService(store, client, settings, on_poll=PollTimes(registry).observe)
     # A store remembers the list of workers from one look to the next: whoever looks has its own.
     looking = FleetStore(store.client)
-    exporter = Exporter(looking, registry, ready=lambda: service.fleet.is_fresh)
+    dead_after_s = settings.dead_after_polls * settings.poll_interval_s
+    exporter = Exporter(looking, registry, ready=lambda: service.fleet.is_fresh, dead_after_s=dead_after_s)
     if settings.metrics_port is None:
         await service.run()
         return
