@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal
 from pydantic import ValidationError
 
-from monitor.http import make_client
-from monitor.sweep import Swept, sweep_fleet
 from workers.errors import InvalidWorkerUrl, SettingsError, UnknownWorker
 from workers.fleet import FleetView, WorkerView
 from workers.settings import explain
 from workers.spec import Runtime, WorkerSpec, normalise_url, worker_id
 from workers.store import FleetStore, Memo, Registered
+
+if TYPE_CHECKING:
+    from monitor.sweep import Swept
 
 DRAIN_S = 300.0
 
@@ -97,6 +99,8 @@ class Workers:
 
     def loads(self) -> Sequence[Swept]:
         """Ask all workers for their load now; unknown is None, with the reason."""
+        from monitor.http import make_client  # noqa: PLC0415 - a fifth of a second, for this only
+        from monitor.sweep import sweep_fleet  # noqa: PLC0415 - the same
 
         async def sweep() -> Sequence[Swept]:
             async with make_client() as client:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,9 +13,11 @@ from forebay.cli import shapes
 from forebay.cli.options import Json, Redis, duration, open_client, print_json
 from forebay.cli.tables import fleet_table, print_table
 from forebay.fleet import DRAIN_S
-from monitor.sweep import Swept
 from workers.fleet import WorkerView
 from workers.store import Memo
+
+if TYPE_CHECKING:
+    from monitor.sweep import Swept
 
 app = typer.Typer(
     no_args_is_help=True,
