@@ -11,10 +11,10 @@ import re
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
-
-import httpx
 
 from forebay.children import Child, start_child
 from tests.engines.environment import FOLDER, PYTHON
@@ -23,6 +23,7 @@ MODEL = "tiny-llama"
 START_S = 300.0
 """How long an engine may take to listen: 40 s alone on two cores, more beside others."""
 GRACE_S = 20.0
+_ANSWER_S = 30.0
 _POLL_S = 0.05
 
 _SAMPLE = re.compile(r"^(?P<name>[a-zA-Z_:][\w:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)$", re.MULTILINE)
@@ -73,9 +74,9 @@ class Server:
 
     def page(self) -> Page:
         """What it says of itself now."""
-        answer = httpx.get(f"{self.url}/metrics", timeout=30, trust_env=False)
-        answer.raise_for_status()
-        return Page(answer.text)
+        status, text = self._get("/metrics")
+        assert status == 200, text
+        return Page(text)
 
     def until(self, true: Callable[[Page], bool], *, within_s: float = 60.0) -> Page:
         """The first page for which `true` holds. Raises AssertionError when none does in time."""
@@ -96,9 +97,15 @@ class Server:
 
     def _healthy(self) -> bool:
         try:
-            return httpx.get(f"{self.url}/health", timeout=10, trust_env=False).status_code == 200
-        except httpx.TransportError:
+            return self._get("/health")[0] == 200
+        except OSError:
             return False
+
+    def _get(self, path: str) -> tuple[int, str]:
+        with closing(HTTPConnection(self.id, timeout=_ANSWER_S)) as connection:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
 
 
 @dataclass(frozen=True, slots=True)
