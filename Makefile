@@ -41,8 +41,9 @@ check: $(READY) ## style, types, import rules, and that documents, metadata and 
 bench: $(READY) ## the benchmarks, each a table; one alone: make bench BENCHMARKS=decision
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
-test-engines: $(READY) ## the tests against real inference engines
-	$(PYTEST) -m engines
+test-engines: $(READY) ## the tests against real vLLM and llama.cpp on the CPU, or why they cannot be run here
+	$(BIN)/python tests/engines/environment.py
+	$(PYTEST) -m engines tests/engines
 
 lock: ## resolve requirements/ anew from pyproject.toml; needs uv
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv, or UV=/path/to/uv' >&2; exit 1; }
