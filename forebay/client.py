@@ -167,16 +167,23 @@ class Forebay:
         self._portal.call(self.desk.forget, batch_id, with_queue)
 
     def progress(
-        self, batch_id: str, *, interval_s: float = LOOK_S, patience_s: float = PATIENCE_S
+        self,
+        batch_id: str,
+        *,
+        interval_s: float = LOOK_S,
+        patience_s: float = PATIENCE_S,
+        check: Callable[[], object] = lambda: None,
     ) -> Iterator[Progress]:
         """Look at a batch every ``interval_s`` seconds until it has ended; the last look shows its end.
 
-        An outage of Redis is waited out for up to ``patience_s`` seconds.
+        An outage of Redis is waited out for up to ``patience_s`` seconds. ``check`` is called before every
+        look, also during an outage; what it raises ends the watching.
         """
         pace = Pace()
         started_s: float | None = None
         last_seen_s = time.monotonic()
         while True:
+            check()
             try:
                 entry = self._portal.call(self.desk.entry, batch_id)
                 fleet = self._portal.call(self.desk.fleet.view)

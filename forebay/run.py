@@ -29,7 +29,7 @@ from forebay.results import Saved
 from forebay.settings import FrontSettings
 from forebay.state import Manifest, RunState, fingerprint, same_file
 from forebay.submission import Options
-from workers.errors import SettingsError, StoreUnavailable
+from workers.errors import SettingsError, StoreUnavailable, UnknownWorker
 from workers.fleet import WorkerState, WorkerView
 from workers.spec import WorkerSpec
 from workers.store import DEFAULT_LIMIT
@@ -270,7 +270,7 @@ class _Run:
         """Take the workers out again that this run brought into somebody's Redis."""
         if self._batch.settings.redis_url is not None:
             for worker in self._added:
-                with suppress(StoreUnavailable):
+                with suppress(StoreUnavailable, UnknownWorker):
                     self._forebay.workers.remove(worker)
 
     def _wait_for_a_worker(self) -> None:
@@ -293,9 +293,8 @@ class _Run:
         try:
             self._batch.published = True
             self._forebay.publish(self._batch.id, window_s=self._batch.settings.options.window_s)
-            for seen in self._forebay.progress(self._batch.id):
+            for seen in self._forebay.progress(self._batch.id, check=self._services.check):
                 self._seen = seen
-                self._services.check()
                 self._watcher.progress(seen)
             return self._ended(published)
         except KeyboardInterrupt:

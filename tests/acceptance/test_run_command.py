@@ -193,16 +193,23 @@ def test_a_killed_run_leaves_no_process_and_is_taken_up_again(tmp_path, slow, fa
     assert kept <= {msgspec.json.encode(result) for result in results(tmp_path / "out.jsonl")}
 
 
-def test_a_service_that_dies_ends_the_run_with_its_last_words(tmp_path, slow):
+@pytest.mark.parametrize(
+    ("command", "name", "said"),
+    [
+        ("dispatcher", "dispatcher", "dispatcher is ready"),
+        ("valkey", "embedded Valkey", "Ready to accept connections"),
+    ],
+)
+def test_a_service_that_dies_ends_the_run_with_its_last_words(tmp_path, slow, command, name, said):
     a_file(tmp_path)
     with start(tmp_path, "--worker", slow, "--json") as process:
         children = until_some_are_done(process)
-        [dispatcher] = [child for child in children if "dispatcher" in child.cmdline()]
-        dispatcher.kill()
+        [victim] = [child for child in children if command in " ".join(child.cmdline())]
+        victim.kill()
         _, err = process.communicate()
     assert process.returncode == 4, err
-    assert "the dispatcher ended with status -9; its last words:" in err
-    assert "dispatcher is ready" in err
+    assert f"the {name} ended with status -9; its last words:" in err
+    assert said in err
     assert not any(child.is_running() for child in children)
     assert (tmp_path / "out.jsonl.forebay" / "manifest.json").exists()
 
