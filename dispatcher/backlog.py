@@ -76,7 +76,7 @@ class Backlog(Generic[Granted]):
 
     def count(self, lanes: set[Hashable]) -> int:
         """How many wait in these lanes; lanes that are no more are taken out of the set."""
-        lanes &= self._lanes.keys()
+        lanes.intersection_update(self._lanes)
         return sum(len(self._lanes[lane]) for lane in lanes)
 
     @staticmethod

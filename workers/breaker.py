@@ -122,7 +122,8 @@ def opened(
 ) -> Breaker:
     """The breaker, open from now. Every trip doubles the time, up to a cap; a deadline only moves later."""
     trips = _decayed_trips(breaker, now_s, policy) + 1
-    pause = min(policy.base_s * 2.0 ** (trips - 1), policy.cap_s) * (1 + jitter)
+    doublings = min(trips - 1, 60)  # beyond any cap, and well within a float
+    pause = min(policy.base_s * 2.0**doublings, policy.cap_s) * (1 + jitter)
     return Breaker(
         state=BreakerState.OPEN,
         epoch=breaker.epoch + 1,

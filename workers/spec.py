@@ -51,7 +51,7 @@ def normalise_url(text: str) -> str:
     default = {"http": 80, "https": 443}[parts.scheme]
     netloc = host if port in (None, default) else f"{host}:{port}"
     path = parts.path.rstrip("/")
-    if path == "/v1" or path.endswith("/v1"):
+    while path.endswith("/v1"):
         path = path[: -len("/v1")].rstrip("/")
     return f"{parts.scheme}://{netloc}{path}"
 
