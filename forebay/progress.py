@@ -15,6 +15,10 @@ from workers.fleet import FleetView, WorkerView
 WINDOW_S = 15.0
 """Rates are over so many last seconds: enough to be calm, few enough to follow a worker that died."""
 
+_FORESEEABLE = 0.05
+"""Share of the cost that must be done before the rest is foretold: the longest requests go first, and count
+only when they end, so that the first seconds look far slower than the batch will be."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -75,6 +79,7 @@ class Pace:
 def look(entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float) -> Progress:
     """One look at a batch; ``pace`` is told of it. ``started_s`` is on the fleet's clock."""
     pace.observe(fleet.now_s, entry.completion_tokens, entry.cost_done)
+    foreseeable = entry.cost_done >= _FORESEEABLE * entry.cost_total
     return Progress(
         batch_id=entry.id,
         status=BatchStatus(entry.status),
@@ -84,7 +89,7 @@ def look(entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float) -> Pro
         in_flight=sum(worker.leases for worker in fleet.workers),
         completion_tokens=entry.completion_tokens,
         tokens_per_s=pace.tokens_per_s,
-        eta_s=pace.eta_s(entry.cost_total - entry.cost_done),
+        eta_s=pace.eta_s(entry.cost_total - entry.cost_done) if foreseeable else None,
         elapsed_s=max(0.0, fleet.now_s - started_s),
         workers=fleet.workers,
         now_s=fleet.now_s,

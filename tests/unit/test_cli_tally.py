@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from dispatcher.batches.ledger import Entry
 from dispatcher.batches.results import Detail, error_line, result_line
-from forebay.progress import Pace
+from forebay.progress import Pace, look
 from forebay.tally import count, estimated_capacity, lower_bound_s
-from tests.fleets import load, worker
+from tests.fleets import NOW_S, load, view, worker
 
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":40}}'
 
@@ -64,3 +65,37 @@ def test_what_stands_still_has_no_foreseeable_end():
     assert pace.tokens_per_s == 0.0
     assert pace.eta_s(10) is None
     assert pace.eta_s(0) is None
+
+
+def an_entry(cost_done):
+    return Entry(
+        id="batch_1",
+        status="in_progress",
+        total=100,
+        completed=7,
+        failed=1,
+        prompt_tokens=0,
+        completion_tokens=cost_done,
+        cost_total=1000,
+        cost_done=cost_done,
+        shards=3,
+        shards_done=0,
+        queue="default",
+        created_at=0.0,
+        expires_at=0.0,
+        fields={},
+    )
+
+
+def test_a_look_counts_what_is_in_flight_over_the_whole_fleet():
+    seen = look(an_entry(10), view(worker(leases=3), worker("b:1", leases=4)), Pace(), started_s=NOW_S - 9)
+    assert (seen.in_flight, seen.done, seen.elapsed_s) == (7, 8, 9.0)
+
+
+def test_the_end_is_not_foretold_before_some_of_the_batch_is_done():
+    pace = Pace()
+    look(an_entry(0), view(now_s=NOW_S), pace, started_s=NOW_S)
+    early = look(an_entry(40), view(now_s=NOW_S + 4), pace, started_s=NOW_S)
+    assert (early.tokens_per_s, early.eta_s) == (10.0, None)
+    later = look(an_entry(60), view(now_s=NOW_S + 6), pace, started_s=NOW_S)
+    assert later.eta_s == pytest.approx(94.0)
