@@ -224,7 +224,7 @@ class Placement:
             return
         try:
             await self._store.settle([end for _, end in ends])
-        except StoreUnavailable:
+        except BaseException:  # a cancellation too: this service ends, and settles at last
             self._ends = ends + self._ends  # settling again changes nothing
             raise
         for held, end in ends:

@@ -173,9 +173,10 @@ class Dispatcher:
             ]
             await self._claim_jobs(claims, held, group)
             await self._drain(held)
-            await self._settle_at_last()
             for chore in chores:
                 chore.cancel()
+            await asyncio.wait(chores)
+        await self._settle_at_last()
 
     async def _drain(self, held: RunningJobs) -> None:
         """Give what is in flight its time, then hand back what is left."""
