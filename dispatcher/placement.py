@@ -13,7 +13,8 @@ import itertools
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import structlog
@@ -21,8 +22,10 @@ import structlog
 from dispatcher.backlog import Backlog, Waiting
 from dispatcher.scheduler.decision import Busy, Chosen, Decision, NoWorker, NoWorkerReason, decide
 from dispatcher.scheduler.fleet import FleetModel
+from dispatcher.scheduler.outlook import Outlook, Underway
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
+from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
 from workers.fleet import FleetView, WorkerView
@@ -37,6 +40,11 @@ _WAITING_PER_SLOT = 0.5
 _LEAST_WAITING = 16
 _MOST_STRANDED = 4096
 """Requests without any worker that may wait here before nothing more is brought: bounds what they hold."""
+_SCOUTS = 4
+"""Leases that a worker of unknown speed gets until its first answer, or until it has had its time."""
+_SCOUTING_S = 2.0
+_SCOUT_COST = 4.0
+"""A scout costs at most so many times the cheapest request seen: it shall be back soon."""
 
 
 class Closing(Exception):
@@ -55,6 +63,8 @@ class Held:
     tokens: int
     granted_s: float
     """On Redis' clock."""
+    answer_tokens: int
+    """What its answer may have at most, or is thought to have."""
     decision: Chosen = field(repr=False)
 
 
@@ -65,6 +75,7 @@ class Placement:
         self,
         store: FleetStore,
         strategies: Strategies,
+        speeds: Speeds,
         *,
         owner: str,
         rng: Random,
@@ -76,6 +87,7 @@ class Placement:
         """`owner` names this dispatcher in its leases; it is used by no other, and by none after it."""
         self._store = store
         self._strategies = strategies
+        self._speeds = speeds
         self._owner = owner
         self._rng = rng
         self._view_interval_s = view_interval_s
@@ -85,6 +97,11 @@ class Placement:
         self._backlog: Backlog[Held] = Backlog()
         self._ends: list[tuple[Held, End]] = []
         self._held: dict[str, Held] = {}
+        self._patient_count = 0
+        self._scouting_since: dict[str, float] = {}
+        self._scouted: frozenset[str] = frozenset()
+        self._cheapest = float("inf")
+        self._known_speeds: dict[str, float] = {}
         self._serials = itertools.count(1)
         self._fleet = FleetModel(FleetView(now_s=0.0, generation=0))
         self._workers: dict[str, WorkerView] = {}
@@ -106,6 +123,7 @@ class Placement:
         """
         if self._closing:
             raise Closing
+        self._cheapest = min(self._cheapest, need.cost_tokens)
         granted: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
         self._backlog.join(need, urgency, granted)
         self._note_room()
@@ -135,6 +153,12 @@ class Placement:
         Those for whom there is no worker at all do not count, within bounds: others need not wait for them.
         """
         await self._room.wait()
+
+    def saw_answer(self, worker_id: str, tokens: int | None, seconds: float | None) -> None:
+        """Learn how fast a worker writes: an answer of so many tokens took so long."""
+        if self._speeds.saw(worker_id, tokens, seconds):
+            self._viewed_at = -float("inf")  # it need not be scouted any more
+            self._wake.set()
 
     def close(self) -> None:
         """Grant no lease any more: all who wait, and whoever comes, get Closing."""
@@ -236,7 +260,27 @@ class Placement:
         view = await self._store.view()
         self._viewed_at = self._clock()
         self._workers = {worker.id: worker for worker in view.workers}
-        self._fleet = FleetModel(view, stale_after_s=self._stale_after_s, dead_after_s=self._dead_after_s)
+        speeds = {worker.id: self._speeds.of(worker) for worker in view.workers}
+        self._known_speeds = {name: speed for name, speed in speeds.items() if speed is not None}
+        self._fleet = FleetModel(
+            view,
+            speeds=self._known_speeds,
+            stale_after_s=self._stale_after_s,
+            dead_after_s=self._dead_after_s,
+        )
+        self._send_scouts_only(speeds.keys() - self._known_speeds.keys())
+
+    def _send_scouts_only(self, unknown: AbstractSet[str]) -> None:
+        """Give workers of unknown speed a few short requests first: the long ones shall go where they belong.
+
+        A worker that does not answer in time, or whose answers have no tokens, is no longer held back.
+        """
+        now = self._clock()
+        self._scouted = frozenset(
+            name for name in unknown if now - self._scouting_since.setdefault(name, now) < _SCOUTING_S
+        )
+        for name in self._scouted:
+            self._fleet.cap_limit(name, _SCOUTS)
 
     def _now(self) -> float:
         """Redis' clock, as told by the last look and the time since."""
@@ -247,9 +291,18 @@ class Placement:
         closed: set[Hashable] = set()
         without_worker = None
         now_s = self._now()
+        outlook = Outlook(now_s, self._known_speeds, map(_underway, self._held.values()))
+        patient: list[Waiting[Held]] = []
         while len(asks) < _MOST_ASKS and (waiting := self._backlog.first(closed)) is not None:
+            if self._better_waits(waiting.need, outlook, now_s):
+                patient.append(waiting)
+                continue
             decision: Decision = decide(
-                waiting.need, self._fleet, self._strategies.for_request(waiting.need), self._rng, now_s
+                self._asked(waiting.need),
+                self._fleet,
+                self._strategies.for_request(waiting.need),
+                self._rng,
+                now_s,
             )
             lane = self._backlog.lane(waiting)
             self._stranded.discard(lane)
@@ -265,8 +318,28 @@ class Placement:
                     pass
             closed.add(lane)
             self._backlog.rejoin(waiting)
+        for waiting in patient:
+            self._backlog.rejoin(waiting)
+        self._patient_count = len(patient)
         self._without_worker = without_worker
         return asks
+
+    def _better_waits(self, need: Need, outlook: Outlook, now_s: float) -> bool:
+        with_room = self._fleet.with_room(need.model, now_s)
+        if not with_room:
+            return False  # then deciding says who is busy, and until when
+        if self._scouted.issuperset(with_room):
+            return not self._is_scout(need)
+        return outlook.better_waits(_answer_tokens(need), with_room, self._fleet.names_serving(need.model))
+
+    def _is_scout(self, need: Need) -> bool:
+        return need.cost_tokens <= _SCOUT_COST * self._cheapest
+
+    def _asked(self, need: Need) -> Need:
+        """The need as it is decided: who is scouted takes no long request while there are others."""
+        if self._scouted and not self._is_scout(need):
+            return replace(need, tried=need.tried | self._scouted)
+        return need
 
     async def _acquire(self, asks: list[tuple[Waiting[Held], Chosen]]) -> None:
         leases = [
@@ -307,6 +380,7 @@ class Placement:
             epoch=grant.epoch,
             tokens=waiting.need.cost_tokens,
             granted_s=self._now(),
+            answer_tokens=_answer_tokens(waiting.need),
             decision=decision,
         )
         self._held[held.lease] = held
@@ -319,9 +393,19 @@ class Placement:
 
     def _note_room(self) -> None:
         slots = float(self._fleet.limit.sum()) if len(self._fleet) else 0.0
+        impatient = len(self._backlog) - self._patient_count
         stranded = self._backlog.count(self._stranded)
         enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
-        if self._closing or (len(self._backlog) - stranded < enough and stranded < _MOST_STRANDED):
+        if self._closing or (impatient - stranded < enough and stranded < _MOST_STRANDED):
             self._room.set()
         else:
             self._room.clear()
+
+
+def _answer_tokens(need: Need) -> int:
+    """What the answer may have: the ceiling, else what the plan expects."""
+    return need.asked_tokens or max(1, need.cost_tokens - need.prompt_tokens)
+
+
+def _underway(held: Held) -> Underway:
+    return Underway(held.worker_id, held.granted_s, held.answer_tokens)

@@ -30,6 +30,7 @@ from dispatcher.scheduler.strategies import Strategies
 from dispatcher.send import Sender, make_transport
 from dispatcher.settings import DispatcherSettings
 from dispatcher.shard import ShardRunner
+from dispatcher.speeds import Speeds
 from workers.connection import connect, connect_sync, server_facts
 from workers.errors import StoreUnavailable
 from workers.store import FleetStore
@@ -58,6 +59,7 @@ class Dispatcher:
         self.placement = Placement(
             self._store,
             strategies,
+            Speeds(),
             owner=settings.name,
             rng=rng,
             view_interval_s=settings.view_interval_s,

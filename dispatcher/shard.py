@@ -247,6 +247,10 @@ class _Run:
         if isinstance(answer, Unanswered) and answer.code == LATE:
             self._sums.late += 1
         self._sums.add(ok=result.ok, usage=result.usage, cost=planned.cost_tokens)
+        if result.ok and answer.course.worker is not None:
+            self._runner.placement.saw_answer(
+                answer.course.worker, result.usage.completion_tokens, answer.course.latency_s
+            )
         self._unwritten.append(result)
         if len(self._unwritten) in (1, self._runner.part_lines):
             self._due.set()

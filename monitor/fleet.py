@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from monitor.cancelling import heed_cancellation
 from monitor.clock import RedisClock
 from monitor.ownership import owned
+from workers.connection import heed_cancellation
 from workers.errors import StoreUnavailable
 
 if TYPE_CHECKING:

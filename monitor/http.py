@@ -18,6 +18,9 @@ from pyreqwest.compatibility.httpx import HttpxTransport
 from pyreqwest.exceptions import PyreqwestError
 
 CONNECT_TIMEOUT_S = 1.0
+LONGEST_REQUEST_S = 5.0
+"""Above every deadline. pyreqwest keeps the connection of a request that was given up until the answer comes,
+or until this time: without it a worker that hangs would cost one more socket with every poll."""
 POOL_IDLE_S = 3.0
 """Engines close idle connections after 5 s; reusing one at that moment is a race."""
 
@@ -61,6 +64,7 @@ def make_client() -> httpx.AsyncClient:
         .follow_redirects(enable=False)
         .no_proxy()
         .connect_timeout(timedelta(seconds=CONNECT_TIMEOUT_S))
+        .timeout(timedelta(seconds=LONGEST_REQUEST_S))
         .pool_idle_timeout(timedelta(seconds=POOL_IDLE_S))
         .pool_max_idle_per_host(2)
     )

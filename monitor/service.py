@@ -11,10 +11,10 @@ import random
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from monitor.cancelling import heed_cancellation
 from monitor.clock import RedisClock
 from monitor.fleet import FleetWatcher
 from monitor.poller import Poller
+from workers.connection import heed_cancellation
 
 if TYPE_CHECKING:
     import httpx

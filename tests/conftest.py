@@ -10,10 +10,15 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import redis
 
 from workers.connection import AsyncRedis, connect
+
+# How long an example takes says nothing on a shared machine.
+hypothesis.settings.register_profile("forebay", deadline=None)
+hypothesis.settings.load_profile("forebay")
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ Two colours: the services speak asyncio; RQ's own bookkeeping is synchronous and
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
@@ -54,7 +55,8 @@ def connect(url: str) -> AsyncRedis:
             timeout=_WAIT_FOR_CONNECTION_S,
             socket_timeout=SOCKET_TIMEOUT_S,
             socket_connect_timeout=5.0,
-            health_check_interval=30,
+            # redis-py 8 recurses without end when a health check meets a server that wants a password.
+            health_check_interval=0,
             decode_responses=True,
             retry=redis.asyncio.retry.Retry(ExponentialWithJitterBackoff(cap=0.5, base=0.02), 3),
         )
@@ -90,9 +92,13 @@ def _refusing(url: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Turn what redis-py raises into our errors: what may pass becomes StoreUnavailable, the rest stays."""
+    """Turn what redis-py raises into our errors: what may pass becomes StoreUnavailable, the rest stays.
+
+    A cancellation that redis-py lost on the way is raised here, see `heed_cancellation`.
+    """
     try:
         yield
+        heed_cancellation()
     except (ResponseError, DataError) as error:
         if isinstance(error, _PASSING) or _PASSING_WORDS.match(str(error)):
             raise StoreUnavailable(f"Redis cannot now: {error}") from error
@@ -101,6 +107,20 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"Redis does not answer: {error}") from error
+
+
+def heed_cancellation() -> None:
+    """Raise CancelledError if somebody cancelled the running task and nothing raised it since.
+
+    redis-py writes under ``asyncio.wait_for``, which before Python 3.12 drops a cancellation that arrives
+    together with the result [python/cpython#86296]; a loop around it would then run for ever.
+    """
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return  # a thread without a loop: RQ's bookkeeping
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def text_fields(fields: Mapping[Any, Any]) -> dict[str, str]:

@@ -84,6 +84,15 @@ class End:
     halve: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Roster:
+    """Who is registered as of a generation, and the keys to look at for all of them."""
+
+    generation: str
+    ids: tuple[str, ...]
+    keys: list[str]
+
+
 def lease_id(owner: str, serial: int, tokens: int) -> str:
     """A lease's id: who holds it, which attempt, and how many tokens it is expected to cost."""
     return f"{owner}:{serial}|{max(0, tokens)}"
@@ -106,9 +115,7 @@ class FleetStore:
         self._policy_fields = self.policy.model_dump()
         self._rng = rng or random.Random()
         self._scripts = Scripts(client)
-        self._ids: tuple[str, ...] = ()
-        self._fleet_keys: list[str] = [keys.WORKERS_GENERATION.of()]
-        self._generation = "?"
+        self._roster = _Roster("?", (), [keys.WORKERS_GENERATION.of()])
         self._loads: dict[str, tuple[list[str], Load | None]] = {}
 
     async def now(self) -> float:
@@ -288,28 +295,27 @@ class FleetStore:
     async def view(self) -> FleetView:
         """The whole fleet at one moment: one script call, two when the list of workers has changed."""
         while True:
-            answer = await self._scripts.run("fleet", self._fleet_keys, [self._generation])
-            if str(answer[1]) == self._generation:
-                return self._to_view(answer)
-            await self._read_ids(str(answer[1]))
+            roster = self._roster
+            answer = await self._scripts.run("fleet", roster.keys, [roster.generation])
+            if str(answer[1]) == roster.generation:
+                return self._to_view(roster, answer)
+            await self._read_roster(str(answer[1]))
 
-    async def _read_ids(self, generation: str) -> None:
+    async def _read_roster(self, generation: str) -> None:
         with translated():
             members = await self.client.smembers(keys.WORKERS.of())
-        self._ids = tuple(sorted(str(member) for member in members))
-        self._fleet_keys = [keys.WORKERS_GENERATION.of()]
-        for worker in self._ids:
-            self._fleet_keys += _of(worker, *keys.OF_WORKER)
-        self._generation = generation
+        ids = tuple(sorted(str(member) for member in members))
+        of_workers = [key for worker in ids for key in _of(worker, *keys.OF_WORKER)]
+        self._roster = _Roster(generation, ids, [keys.WORKERS_GENERATION.of(), *of_workers])
         self._loads = {worker: seen for worker, seen in self._loads.items() if worker in members}
 
-    def _to_view(self, answer: list[list[object]]) -> FleetView:
+    def _to_view(self, roster: _Roster, answer: list[list[object]]) -> FleetView:
         workers = tuple(
             self._to_worker(worker, entry)
-            for worker, entry in zip(self._ids, answer[2:], strict=True)
+            for worker, entry in zip(roster.ids, answer[2:], strict=True)
             if entry[0]  # a worker removed between the two reads has no record
         )
-        return FleetView(now_s=float(str(answer[0])), generation=int(self._generation), workers=workers)
+        return FleetView(now_s=float(str(answer[0])), generation=int(roster.generation), workers=workers)
 
     def _to_worker(self, worker: str, entry: Sequence[object]) -> WorkerView:
         record, limit, breaker, deferral = (_fields(entry[i]) for i in (0, 2, 3, 4))

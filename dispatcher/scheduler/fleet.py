@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from workers.breaker import BreakerState
 from workers.fleet import WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dispatcher.scheduler.question import Column, Mask
     from workers.fleet import FleetView, WorkerView
@@ -39,11 +40,19 @@ LARGEST = 1e15
 class FleetModel:
     """A view that is kept current. Making one costs a few microseconds per worker; reading it, nothing.
 
+    ``speeds``: tokens per second and sequence, by worker, of those whose speed is known.
     ``stale_after_s``, ``dead_after_s``: from the first to the second age of its sample a load fades to
     unknown.
     """
 
-    def __init__(self, view: FleetView, *, stale_after_s: float = 3.0, dead_after_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        view: FleetView,
+        *,
+        speeds: Mapping[str, float] = MappingProxyType({}),
+        stale_after_s: float = 3.0,
+        dead_after_s: float = 10.0,
+    ) -> None:
         if not 0 < stale_after_s < dead_after_s:
             raise ValueError(f"0 < stale_after_s < dead_after_s, not {stale_after_s} and {dead_after_s}")
         workers = sorted(view.workers, key=_id)
@@ -57,6 +66,8 @@ class FleetModel:
         self._read_standing(workers)
         self._read_leases(workers)
         self._read_loads([worker.load for worker in workers])
+        self.speed = _column(workers, lambda worker: _positive(speeds.get(worker.id)))
+        """Tokens per second that one answer is written with; NaN where unknown."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -124,6 +135,25 @@ class FleetModel:
                 mask = np.array([not models for models in self._models], dtype=bool)
             self._serving[model] = None if mask.all() else mask
         return self._serving[model]
+
+    def with_room(self, model: str | None, now_s: float) -> list[str]:
+        """Who could take one more request for ``model`` now, as far as this view knows."""
+        free = self.ready & (self.leases < self.limit)
+        free &= np.maximum(np.maximum(self.breaker_until, self.deferred_until), self.refused_until) <= now_s
+        serving = self.serving(model)
+        places = np.flatnonzero(free if serving is None else free & serving)
+        return [self.ids[place] for place in places]
+
+    def names_serving(self, model: str | None) -> Sequence[str]:
+        """Ids of those that name ``model``, ready or not."""
+        serving = self.serving(model)
+        return self.ids if serving is None else [self.ids[place] for place in np.flatnonzero(serving)]
+
+    def cap_limit(self, worker_id: str, limit: int) -> None:
+        """Until the next view, a worker's limit is this at most."""
+        place = self._index.get(worker_id)
+        if place is not None:
+            self.limit[place] = min(self.limit[place], limit)
 
     def none_of(self, names: Iterable[str]) -> Mask:
         """Everybody but these; names of no worker change nothing."""

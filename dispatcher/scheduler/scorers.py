@@ -86,6 +86,22 @@ def load(question: Question) -> Column:
     return half / (half + tokens)  # 1 / (1 + busy_s / 5)
 
 
+def speed(question: Question) -> Column | None:
+    """By how soon it would finish this request once begun: its speed over the fastest candidate's.
+
+    Of unknown speed is as fast as the middle one; unknown for all when no candidate's is known.
+    """
+    fleet = question.fleet
+    known = fleet.speed[question.candidates & ~np.isnan(fleet.speed)]
+    if not known.size:
+        return None
+    speeds: Column = fleet.speed
+    if known.size < len(fleet):
+        speeds = np.where(np.isnan(speeds), _median(known), speeds)
+    share: Column = np.minimum(1.0, speeds / known.max())
+    return share
+
+
 def weight(question: Question) -> Column:
     """By the static preference a person gave."""
     return question.fleet.weight_share
@@ -122,6 +138,7 @@ SCORERS = {
         Scorer("kv", kv, from_load=True),
         Scorer("inflight", inflight),
         Scorer("load", load, from_load=True),
+        Scorer("speed", speed),
         Scorer("weight", weight),
         Scorer("session", session),
     )

@@ -104,8 +104,9 @@ def test_each_accepted_line_is_in_exactly_one_shard(lines: list[bytes], slots: i
 def test_the_order_is_by_cost_bucket_then_prefix_then_line(lines: list[bytes]) -> None:
     with TemporaryDirectory() as folder:
         found = all_requests(planned(Storage(folder).files("b"), b"\n".join(lines)))
+    scouts = min(1, len(found) // 16)  # four slots
     keys = [(-one.cost_tokens.bit_length(), one.prefix_key, one.line) for one in found]
-    assert keys == sorted(keys)
+    assert keys[scouts:] + keys[:scouts] == sorted(keys)
 
 
 @given(st.integers(0, 30_000), st.integers(1, 500))

@@ -183,6 +183,7 @@ def test_the_account_shows_who_was_dropped_by_what_and_every_candidates_scores()
         "kv": 1.0,
         "inflight": 1.0,
         "load": pytest.approx(1 / 1.1),
+        "speed": 0.5,
         "weight": 1.0,
         "session": 0.5,
     }

@@ -1,0 +1,50 @@
+"""How fast each worker writes one answer, learned from the answers that came back. Pure.
+
+A load tells the sum over a worker's sequences at most; what a single request has to expect is seen best on
+the requests themselves, and is what decides which worker finishes it first. Until the first answer a worker
+is *unknown*, and only scouts go there (`placement`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from workers.fleet import WorkerView
+
+_FORGET = 0.97
+"""Weight that each new answer takes off all older ones: some thirty answers are remembered."""
+
+
+@dataclass(slots=True)
+class _Sums:
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+class Speeds:
+    """Tokens per second and sequence, by worker."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, _Sums] = {}
+
+    def saw(self, worker_id: str, tokens: int | None, seconds: float | None) -> bool:
+        """An answer of `tokens` took so long; None or 0: it says nothing. True: the worker was unknown."""
+        if not tokens or not seconds or seconds <= 0:
+            return False
+        new = worker_id not in self._sums
+        sums = self._sums.setdefault(worker_id, _Sums())
+        # Sums, not a mean of quotients: a short answer is mostly overhead and should count for little.
+        sums.tokens = sums.tokens * _FORGET + tokens
+        sums.seconds = sums.seconds * _FORGET + seconds
+        return new
+
+    def of(self, worker: WorkerView) -> float | None:
+        """A worker's speed: as seen here, else as its load tells it; None: unknown."""
+        sums = self._sums.get(worker.id)
+        if sums is not None:
+            return sums.tokens / sums.seconds
+        load = worker.load
+        if load is None or not load.running:
+            return None
+        rate = load.token_rate or load.gen_throughput
+        return rate / load.running if rate else None
