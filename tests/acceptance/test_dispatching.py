@@ -13,8 +13,9 @@ import signal
 from collections import Counter
 
 import pytest
+from rq import Queue
+from rq.serializers import JSONSerializer
 
-from dispatcher import queues
 from forebay.desk import Desk
 from forebay.settings import FrontSettings
 from forebay.simulator.faults import AnswerFault, CutBodyFault, OddBodyFault, ResetFault
@@ -92,11 +93,8 @@ async def test_plain_rq_code_gets_the_answer_to_an_inline_request(rig):
     rig.monitor()
     rig.dispatcher("d1")
     body = {"model": "sim-model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-    job_id = queues.enqueue_request(rig.rq_redis, "high", body)
-    from rq.job import Job
-    from rq.serializers import JSONSerializer
-
-    job = Job.fetch(job_id, connection=rig.rq_redis, serializer=JSONSerializer)
+    plain = Queue("high", connection=rig.rq_redis, serializer=JSONSerializer)
+    job = plain.enqueue("dispatcher.jobs.run_request", body)
     await rig.until(lambda: job.get_status(refresh=True) == "finished", "the job finishes")
     answer = job.return_value(refresh=True)
     assert (answer["status_code"], answer["body"]["usage"]["completion_tokens"]) == (200, 3)
@@ -153,15 +151,15 @@ async def test_sigterm_finishes_what_is_in_flight_and_hands_back_the_rest(rig):
     assert len(rig.sent) == len(set(rig.sent)) == 160
 
 
-async def test_a_second_sigterm_ends_at_once_and_what_was_answered_is_kept(rig):
+async def test_a_second_signal_ends_at_once_and_what_was_answered_is_kept(rig):
     engine = await rig.engine(slots=4, tokens_per_s=100.0)
     rig.monitor()
     first = rig.dispatcher("first")
     batch = await rig.submit([*rows(20, tokens=2), row("long", tokens=5000)], slots=4)
     await rig.some_done(batch, 10)
     await rig.until(lambda: "say long" in rig.sent, "the long one runs")
-    first.terminate()
-    first.terminate()
+    first.send_signal(signal.SIGTERM)
+    first.send_signal(signal.SIGINT)  # two of a kind might arrive as one
     assert await rig.gone(first) == 0
     await rig.until(lambda: engine.stats.aborted, "the engine sees it go")
     assert (await rig.worker(engine.url)).leases == 0
@@ -198,7 +196,9 @@ async def test_a_cancelled_batch_aborts_what_runs_and_keeps_what_is_done(rig):
     rig.dispatcher("d1", watch_interval_s=0.1)
     lines = rows(40, tokens=2) + [row(f"long{number}", tokens=5000) for number in range(20)]
     batch = await rig.submit(lines, slots=8)
+    await rig.some_done(batch, 2)
     await rig.until(lambda: engine.load().running >= 4, "the long ones run")
+    durable = (await rig.entry(batch)).completed
     desk = Desk(FrontSettings(redis_url=rig.redis_url, storage=rig.storage.url))
     await desk.cancel(batch)
     await desk.close()
@@ -207,7 +207,8 @@ async def test_a_cancelled_batch_aborts_what_runs_and_keeps_what_is_done(rig):
     assert results.all_names == sorted(json.loads(line)["custom_id"] for line in lines)
     await rig.until(lambda: engine.load().running == 0, "the engine runs nothing any more")
     assert engine.stats.aborted >= 4
-    assert len(results.output) == sum(record.outcome == "answered" for record in engine.stats.log)
+    answered = sum(record.outcome == "answered" for record in engine.stats.log)
+    assert durable <= len(results.output) <= answered
     assert (await rig.worker(engine.url)).leases == 0
 
 
@@ -255,7 +256,7 @@ async def test_a_model_that_nobody_serves_waits_and_keeps_nobody_else_waiting(ri
 # -- what engines do -----------------------------------------------------------------------------------------
 
 
-async def faulty_and_sound(rig, *faults, **settings):
+async def faulty_and_sound(rig, *faults, dispatcher=None, **settings):
     """Two engines, the first of which has the faults; both services run and both engines are ready."""
     faulty = await rig.engine("vllm", **settings)
     sound = await rig.engine("sglang", **settings)
@@ -263,43 +264,43 @@ async def faulty_and_sound(rig, *faults, **settings):
     await rig.ready()
     for fault in faults:
         faulty.control(fault)
-    rig.dispatcher("d1")
+    rig.dispatcher("d1", **(dispatcher or {}))
     return faulty, sound
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(ResetFault(requests=2), id="2-reset"),
-        pytest.param(CutBodyFault(requests=2), id="3-half-a-body"),
-        pytest.param(OddBodyFault(requests=2, form="empty"), id="4-empty"),
-        pytest.param(OddBodyFault(requests=2, form="html"), id="4-html"),
-        pytest.param(OddBodyFault(requests=2, form="invalid_json"), id="4-invalid-json"),
-    ],
+NO_ANSWERS = (
+    ResetFault(requests=2),
+    CutBodyFault(requests=2),
+    OddBodyFault(requests=2, form="empty"),
+    OddBodyFault(requests=2, form="html"),
+    OddBodyFault(requests=2, form="invalid_json"),
 )
-async def test_what_is_no_answer_is_tried_elsewhere_and_never_reaches_a_result(rig, fault):
-    _, sound = await faulty_and_sound(rig, fault, slots=16)
-    batch = await rig.submit(rows(40))
+
+
+async def test_2_3_and_4_what_is_no_answer_is_tried_elsewhere_and_never_reaches_a_result(rig):
+    never_opens = {"breaker__failure_threshold": 1000, "breaker__rate_minimum": 1000}
+    _, sound = await faulty_and_sound(rig, *NO_ANSWERS, dispatcher=never_opens, slots=16)
+    batch = await rig.submit(rows(80))
     status, results = await rig.ended(batch)
-    assert (status, results.names) == ("completed", [f"c{number}" for number in range(40)])
+    assert (status, results.names) == ("completed", [f"c{number}" for number in range(80)])
     assert all(line["response"]["body"]["usage"]["completion_tokens"] == 4 for line in results.output)
     again = [line for line in results.output if line["forebay"]["attempts"] == 2]
-    assert len(again) == 2
+    assert len(again) == 10
     assert {line["forebay"]["worker"] for line in again} == {worker_id(sound.url)}
-    assert (await rig.worker(sound.url)).breaker is BreakerState.CLOSED
 
 
-async def test_4_a_line_that_nobody_answers_with_json_ends_as_an_error_line(rig):
+async def test_4_lines_that_nobody_answers_with_json_end_as_error_lines_and_the_next_batch_runs(rig):
     for _ in range(2):
-        engine = await rig.engine()
-        engine.control(OddBodyFault(form="invalid_json", requests=3))
+        (await rig.engine()).control(OddBodyFault(form="invalid_json"))
     rig.monitor()
-    rig.dispatcher("d1", retry__max_attempts=2, retry__base_s=0.01, breaker__failure_threshold=50)
-    batch = await rig.submit(rows(8), slots=1)
-    status, results = await rig.ended(batch)
-    assert (status, results.codes) == ("completed", {"max_attempts"})
+    rig.dispatcher("d1", retry__max_attempts=2, retry__base_s=0.01, breaker__failure_threshold=1000)
+    status, results = await rig.ended(await rig.submit(rows(8)))
+    assert (status, results.codes, results.output) == ("completed", {"max_attempts"}, [])
     assert results.all_names == sorted(f"c{number}" for number in range(8))
-    assert len(results.errors) + sum(line["forebay"]["attempts"] == 2 for line in results.output) >= 3
+    for engine in rig.engines:
+        engine.clear()
+    status, results = await rig.ended(await rig.submit(rows(8)))
+    assert (status, len(results.output)) == ("completed", 8)
 
 
 async def test_5_an_error_inside_a_200_is_kept_as_it_came(rig):
@@ -314,17 +315,26 @@ async def test_5_an_error_inside_a_200_is_kept_as_it_came(rig):
     assert (await rig.worker(engine.url)).breaker is BreakerState.CLOSED
 
 
-@pytest.mark.parametrize("header", ["2", "Wed, 21 Oct 2099 07:28:00 GMT", "-5", "1e12", "abc"])
-async def test_6_any_retry_after_is_survived_and_none_reaches_beyond_half_the_time_left(rig, header):
-    busy, sound = await faulty_and_sound(rig, AnswerFault(status=429, retry_after=header), slots=16)
-    batch = await rig.submit(rows(40), window_s=600.0)
+RETRY_AFTER = ("2", "Wed, 21 Oct 2099 07:28:00 GMT", "-5", "1e12", "abc")
+
+
+async def test_6_any_retry_after_is_survived_and_none_reaches_beyond_half_the_time_left(rig):
+    busy = [await rig.engine(slots=4) for _ in RETRY_AFTER]
+    sound = await rig.engine(slots=16)
+    rig.monitor()
+    await rig.ready()
+    for engine, header in zip(busy, RETRY_AFTER, strict=True):
+        engine.control(AnswerFault(status=429, retry_after=header))
+    rig.dispatcher("d1")
+    batch = await rig.submit(rows(60), window_s=600.0)
     status, results = await rig.ended(batch)
-    assert (status, results.names) == ("completed", [f"c{number}" for number in range(40)])
+    assert (status, results.names) == ("completed", [f"c{number}" for number in range(60)])
     assert {line["forebay"]["worker"] for line in results.output} == {worker_id(sound.url)}
-    assert busy.stats.by_status[429] > 0
-    worker = await rig.worker(busy.url)
-    assert worker.breaker is BreakerState.CLOSED
-    assert worker.deferred_until <= await rig.store.now() + 300.0
+    for engine in busy:
+        assert engine.stats.by_status[429] > 0
+        worker = await rig.worker(engine.url)
+        assert worker.breaker is BreakerState.CLOSED
+        assert worker.deferred_until <= await rig.store.now() + 300.0
 
 
 async def test_8_a_full_queue_shrinks_the_limit_and_leaves_the_breaker_alone(rig):

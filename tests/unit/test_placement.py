@@ -1,0 +1,281 @@
+"""Late binding: who waits gets a lease once there is room, and no lease is lost. The store is played."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import replace
+
+import pytest
+
+from dispatcher.placement import Closing, Placement
+from dispatcher.scheduler.question import Need
+from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
+from dispatcher.speeds import Speeds
+from tests.fleets import view, worker
+from workers.breaker import Verdict
+from workers.errors import StoreUnavailable
+from workers.store import Grant, Refusal
+
+A, B = "a:1", "b:1"
+
+
+class Store:
+    """A fleet in memory that grants up to each worker's limit; may be away, or hold its answer back."""
+
+    def __init__(self, **limits):
+        self.limits = limits or {A: 2}
+        self.leases = {}
+        self.settled = []
+        self.renewed = []
+        self.away = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.calls = asyncio.Event()
+
+    async def _answer(self):
+        self.calls.set()
+        await self.answers.wait()
+        if self.away:
+            self.away -= 1
+            raise StoreUnavailable("away")
+
+    def count(self, name):
+        return sum(held == name for held in self.leases.values())
+
+    async def view(self):
+        await self._answer()
+        return view(
+            *(
+                worker(name, limit=limit, leases=self.count(name), load=None)
+                for name, limit in self.limits.items()
+            )
+        )
+
+    async def acquire(self, asks):
+        await self._answer()
+        return [self._one(ask) for ask in asks]
+
+    def _one(self, ask):
+        for name in ask.candidates:
+            if self.count(name) < self.limits[name]:
+                self.leases[ask.lease] = name
+                return Grant(name, 0, trial=False)
+        return tuple(Refusal(name, "full", 0.0) for name in ask.candidates)
+
+    async def settle(self, ends):
+        await self._answer()
+        for end in ends:
+            self.settled.append(end)
+            self.leases.pop(end.lease, None)
+        return len(ends)
+
+    async def renew(self, leases):
+        self.renewed.append({name: tuple(ids) for name, ids in leases.items()})
+        return ()
+
+
+def need(model="llama", cost=10):
+    return Need(model=model, prompt_tokens=2, asked_tokens=8, cost_tokens=cost)
+
+
+def make(store, *, view_interval_s=0.001):
+    speeds = Speeds()
+    for name in store.limits:
+        speeds.saw(name, 100, 1.0)
+    return Placement(
+        store,
+        Strategies(SchedulerPolicy()),
+        speeds,
+        owner="d",
+        rng=random.Random(1),
+        view_interval_s=view_interval_s,
+    )
+
+
+@contextlib.asynccontextmanager
+async def passes(placement):
+    task = asyncio.create_task(placement.run())
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def until(holds):
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - passes have no event for tests
+            await asyncio.sleep(0)
+
+
+async def test_a_lease_names_its_worker_and_is_given_back_once():
+    store = Store()
+    placement = make(store)
+    async with passes(placement):
+        held = await placement.lease(need(), 1)
+        assert (held.worker_id, held.url, placement.in_flight) == (A, f"http://{A}", 1)
+        for _ in range(2):
+            placement.give_back(held, Verdict.SUCCESS, "ok")
+        await until(lambda: store.settled)
+    assert [(end.lease, end.verdict) for end in store.settled] == [(held.lease, Verdict.SUCCESS)]
+    assert (placement.in_flight, store.leases) == (0, {})
+
+
+async def test_who_finds_no_room_waits_for_it():
+    store = Store()
+    placement = make(store)
+    async with passes(placement):
+        held = [await placement.lease(need(), 1) for _ in range(2)]
+        third = asyncio.create_task(placement.lease(need(), 1))
+        await until(lambda: placement.waiting == 1)
+        placement.give_back(held[0], Verdict.SUCCESS)
+        assert (await third).worker_id == A
+        assert store.count(A) == 2
+
+
+async def test_the_urgent_overtake():
+    store = Store(**{A: 1})
+    placement = make(store)
+    order = []
+
+    async def ask(name, urgency):
+        held = await placement.lease(need(), urgency)
+        order.append(name)
+        placement.give_back(held, Verdict.SUCCESS)
+
+    async with passes(placement), asyncio.TaskGroup() as group:
+        first = await placement.lease(need(), 1)
+        for name, urgency in (("low", 2), ("default", 1), ("high", 0)):
+            group.create_task(ask(name, urgency))
+        await until(lambda: placement.waiting == 3)
+        placement.give_back(first, Verdict.SUCCESS)
+    assert order == ["high", "default", "low"]
+
+
+async def test_who_gives_up_while_the_lease_is_on_its_way_leaves_it_free():
+    store = Store()
+    placement = make(store)
+    async with passes(placement):
+        await until(lambda: True)
+        task = asyncio.create_task(placement.lease(need(), 1))
+        await store.calls.wait()
+        store.answers.clear()
+        await until(lambda: placement.waiting == 0 or store.leases)
+        task.cancel()
+        store.answers.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: not store.leases and placement.in_flight == 0)
+
+
+async def test_an_outage_is_waited_out_and_nothing_is_lost(monkeypatch):
+    monkeypatch.setattr("dispatcher.placement._OUTAGE_PAUSE_S", (0.001, 0.002))
+    store = Store()
+    placement = make(store)
+    async with passes(placement):
+        held = await placement.lease(need(), 1)
+        store.away = 3
+        placement.give_back(held, Verdict.FAILURE, "reset")
+        assert (await placement.lease(need(), 1)).worker_id == A
+    assert [end.reason for end in store.settled] == ["reset"]
+
+
+async def test_ends_that_were_on_their_way_when_the_passes_ended_are_settled_at_last():
+    store = Store()
+    placement = make(store)
+    async with passes(placement) as task:
+        held = await placement.lease(need(), 1)
+        store.calls.clear()
+        store.answers.clear()
+        placement.give_back(held, Verdict.SUCCESS, "ok")
+        await store.calls.wait()
+        task.cancel()
+    store.answers.set()
+    await placement.settle_all()
+    assert [end.lease for end in store.settled] == [held.lease]
+
+
+async def test_closing_sends_away_who_waits_and_whoever_comes():
+    store = Store(**{A: 1})
+    placement = make(store)
+    async with passes(placement):
+        held = await placement.lease(need(), 1)
+        waiting = asyncio.create_task(placement.lease(need(), 1))
+        await until(lambda: placement.waiting == 1)
+        placement.close()
+        for refused in (waiting, placement.lease(need(), 1)):
+            with pytest.raises(Closing):
+                await refused
+        placement.give_back(held, Verdict.SUCCESS)
+        await until(lambda: not store.leases)
+
+
+async def test_closing_sends_away_also_who_is_being_refused_at_that_moment():
+    store = Store()
+    placement = make(store, view_interval_s=1000.0)
+    async with passes(placement):
+        await placement.lease(need(), 1)
+        store.limits[A] = 1  # which the look taken before does not know
+        store.calls.clear()
+        store.answers.clear()
+        waiting = asyncio.create_task(placement.lease(need(), 1))
+        await store.calls.wait()
+        placement.close()
+        store.answers.set()
+        with pytest.raises(Closing):
+            await waiting
+    assert placement.waiting == 0
+
+
+async def test_a_cancellation_that_meets_the_closing_stays_a_cancellation():
+    placement = make(Store())
+    task = asyncio.create_task(placement.lease(need(), 1))
+    await until(lambda: placement.waiting == 1)
+    placement.close()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_all_that_is_held_is_renewed():
+    store = Store()
+    placement = make(store)
+    async with passes(placement):
+        held = [await placement.lease(need(), 1) for _ in range(2)]
+        await placement.renew()
+    assert store.renewed == [{A: tuple(one.lease for one in held)}]
+
+
+async def test_those_without_any_worker_take_no_room_from_others(monkeypatch):
+    store = Store(**{A: 1})
+    placement = make(store)
+    async with passes(placement):
+        lost = [asyncio.create_task(placement.lease(need("nobody"), 1)) for _ in range(40)]
+        await until(lambda: placement.waiting == 40 and placement.has_room)
+        assert placement.without_worker is not None
+        assert (await placement.lease(need(), 1)).worker_id == A
+        many = [asyncio.create_task(placement.lease(need(), 1)) for _ in range(40)]
+        await until(lambda: not placement.has_room)
+        for task in many + lost:
+            task.cancel()
+
+
+async def test_even_those_without_a_worker_are_bounded(monkeypatch):
+    monkeypatch.setattr("dispatcher.placement._MOST_STRANDED", 20)
+    placement = make(Store())
+    async with passes(placement):
+        lost = [asyncio.create_task(placement.lease(need("nobody"), 1)) for _ in range(20)]
+        await until(lambda: placement.waiting == 20 and not placement.has_room)
+        for task in lost:
+            task.cancel()
+
+
+async def test_nothing_waits_once_a_worker_appears():
+    store = Store(**{A: 1})
+    placement = make(store)
+    async with passes(placement):
+        task = asyncio.create_task(placement.lease(replace(need(), tried=frozenset({A})), 1))
+        assert (await task).worker_id == A  # tried, but there is no other
