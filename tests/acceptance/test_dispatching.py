@@ -194,7 +194,7 @@ async def test_a_cancelled_batch_aborts_what_runs_and_keeps_what_is_done(rig):
     engine = await rig.engine(slots=8, tokens_per_s=100.0)
     rig.monitor()
     rig.dispatcher("d1", watch_interval_s=0.1)
-    lines = rows(40, tokens=2) + [row(f"long{number}", tokens=5000) for number in range(20)]
+    lines = rows(40, tokens=2) + [row(f"long{number}", tokens=5000) for number in range(6)]
     batch = await rig.submit(lines, slots=8)
     await rig.some_done(batch, 2)
     await rig.until(lambda: engine.load().running >= 4, "the long ones run")
@@ -325,7 +325,7 @@ async def test_6_any_retry_after_is_survived_and_none_reaches_beyond_half_the_ti
     await rig.ready()
     for engine, header in zip(busy, RETRY_AFTER, strict=True):
         engine.control(AnswerFault(status=429, retry_after=header))
-    rig.dispatcher("d1")
+    rig.dispatcher("d1", retry__cap_s=0.2)
     batch = await rig.submit(rows(60), window_s=600.0)
     status, results = await rig.ended(batch)
     assert (status, results.names) == ("completed", [f"c{number}" for number in range(60)])
