@@ -7,7 +7,6 @@ attempt goes is `placement`'s subject, where the answer is kept that of whoever 
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from dispatcher.retry import (
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
 from dispatcher.send import Sender
+from workers.credentials import key_if_there
 from workers.errors import SettingsError
 
 log = structlog.get_logger(__name__)
@@ -176,7 +176,7 @@ class Attempts:
                 held.url,
                 request.path,
                 request.body,
-                api_key=os.environ.get(held.api_key_env) if held.api_key_env else None,
+                api_key=key_if_there(held.api_key_env, held.api_key_file),
                 timeout_s=min(planned_s, max(0.001, remaining_s)),
                 request_id=request.id,
             )

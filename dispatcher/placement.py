@@ -59,6 +59,7 @@ class Held:
     worker_id: str
     url: str
     api_key_env: str | None
+    api_key_file: str | None
     epoch: int
     tokens: int
     granted_s: float
@@ -377,6 +378,7 @@ class Placement:
             worker_id=grant.worker_id,
             url=worker.url,
             api_key_env=worker.api_key_env,
+            api_key_file=worker.api_key_file,
             epoch=grant.epoch,
             tokens=waiting.need.cost_tokens,
             granted_s=self._now(),

@@ -36,13 +36,15 @@ class Workers:
         models: tuple[str, ...] = (),
         weight: float = 1.0,
         api_key_env: str | None = None,
+        api_key_file: str | None = None,
         max_running: int | None = None,
         replace: bool = False,
     ) -> Registered:
         """Register a worker; the same again changes nothing, unless ``replace`` asks for a new life.
 
         ``runtime`` None: detected. ``models`` empty: what it says itself. ``api_key_env`` names the variable,
-        in the services' environment, that holds its key. ``max_running`` None: learned.
+        in the services' environment, that holds its key, or ``api_key_file`` the file, on their machines.
+        ``max_running`` None: learned.
         Raises InvalidWorkerUrl, SettingsError.
         """
         given = worker_spec(
@@ -51,6 +53,7 @@ class Workers:
             models=models,
             weight=weight,
             api_key_env=api_key_env,
+            api_key_file=api_key_file,
             max_running=max_running,
         )
         return self.register(given, replace=replace)
@@ -98,13 +101,25 @@ class Workers:
             raise _unknown(name)
 
     def loads(self) -> Sequence[Swept]:
-        """Ask all workers for their load now; unknown is None, with the reason."""
+        """Ask all workers for their load now; unknown is None, with the reason.
+
+        Asks as a monitor of this configuration would. Raises SettingsError.
+        """
         from monitor.http import make_client  # noqa: PLC0415 - a fifth of a second, for this only
-        from monitor.sweep import sweep_fleet  # noqa: PLC0415 - the same
+        from monitor.settings import MonitorSettings  # noqa: PLC0415 - the same
+        from monitor.sweep import SweepOptions, sweep_fleet  # noqa: PLC0415 - the same
+
+        try:
+            settings = MonitorSettings()
+        except ValidationError as error:
+            raise explain(error) from error
+        options = SweepOptions(
+            budget_s=settings.poll_budget_s, memo_ttl_s=settings.memo_ttl_s, mappings=settings.mappings
+        )
 
         async def sweep() -> Sequence[Swept]:
             async with make_client() as client:
-                return await sweep_fleet(self._store, client)
+                return await sweep_fleet(self._store, client, options)
 
         return self._portal.call(sweep)
 
@@ -122,6 +137,7 @@ def worker_spec(
     models: tuple[str, ...] = (),
     weight: float = 1.0,
     api_key_env: str | None = None,
+    api_key_file: str | None = None,
     max_running: int | None = None,
 ) -> WorkerSpec:
     """What a person says of a worker, checked. Raises InvalidWorkerUrl, SettingsError."""
@@ -133,6 +149,7 @@ def worker_spec(
             models=models,
             weight=weight,
             api_key_env=api_key_env,
+            api_key_file=api_key_file,
             max_running=max_running,
         )
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The command ``monitor``: flags laid over ``FOREBAY_...`` variables, and the process they start.
+"""The command ``monitor``: its flags, and the process they start.
 
 What a setting means belongs to ``settings``; wiring to ``process``.
 """
@@ -12,8 +12,10 @@ from pydantic import ValidationError
 from monitor.process import run
 from monitor.settings import MonitorSettings
 from workers import logs
-from workers.errors import SettingsError
+from workers.errors import GiveUp
 from workers.limits import Share
+from workers.settings import explain
+from workers.spec import WorkerSpec, normalise_url
 
 
 def monitor(
@@ -36,9 +38,13 @@ def monitor(
     stall_after_s: Annotated[
         float | None, typer.Option(help="Seconds of work without a token that open a breaker.")
     ] = None,
+    worker: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Register this worker, unless it is; repeat it."),
+    ] = None,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="What to log.")
-    ] = "info",
+        str | None, typer.Option(help="What to log: debug, info, warning or error. Default: info.")
+    ] = None,
     log_form: Annotated[Literal["text", "json"], typer.Option(help="How to log.")] = "text",
 ) -> None:
     """Watch the fleet: readiness, loads, limits, stalls. Several may run; they share the workers."""
@@ -52,18 +58,14 @@ def monitor(
         "spare_fraction": spare_fraction,
         "initial_limit": initial_limit,
         "stall_after_s": stall_after_s,
+        "log_level": log_level,
     }
-    logs.configure(level=log_level, form=log_form)
     try:
         settings = MonitorSettings(**{flag: value for flag, value in flags.items() if value is not None})
-        uvloop.run(run(settings))
-    except (ValidationError, SettingsError) as error:
-        typer.echo(_complaint(error), err=True)
+        given = [WorkerSpec(url=normalise_url(url)) for url in worker or ()]
+        logs.configure(level=settings.log_level, form=log_form)
+        uvloop.run(run(settings, given))
+    except (GiveUp, ValidationError) as error:
+        complaint = explain(error) if isinstance(error, ValidationError) else error
+        typer.echo(str(complaint), err=True)
         raise typer.Exit(2) from None
-
-
-def _complaint(error: ValidationError | SettingsError) -> str:
-    if isinstance(error, SettingsError):
-        return str(error)
-    # The values are left out: one of them may be a URL with a password.
-    return "\n".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())

@@ -115,7 +115,7 @@ class Poller:
             await self._start_next_life(view, found.reborn, found.state)
             return
         if found.state is not None:
-            await self._write_state(view.id, view.incarnation, found.state)
+            await self._write_state(view.id, view.incarnation, found.state, was=view)
         await self._write_memo(view, found)
         if found.load is not None:
             await self._store.write_load(view.id, view.incarnation, found.load)
@@ -128,22 +128,24 @@ class Poller:
         self._watch, self._reborn = None, True
         log.info("worker lives a new life", worker=view.id, incarnation=incarnation, reason=reason)
         if state is not None:
-            await self._write_state(view.id, incarnation, state)
+            await self._write_state(view.id, incarnation, state, was=view)
         self._look = self._fleet.want()
 
-    async def _write_state(self, worker: str, incarnation: int, found: StateFinding) -> None:
+    async def _write_state(
+        self, worker: str, incarnation: int, found: StateFinding, *, was: WorkerView
+    ) -> None:
         written = await self._store.write_state(
             worker,
             incarnation,
             found.state,
-            reason=found.reason,
+            reason=found.why,
             models=found.models,
             max_model_len=found.max_model_len,
             runtime=found.runtime,
             version=found.version,
         )
-        if written:
-            log.info("worker state", worker=worker, state=found.state.value, reason=found.reason)
+        if written and (was.state, was.reason) != (found.state, found.why):
+            log.info("worker state", worker=worker, state=found.state.value, reason=found.why)
         self._look = self._fleet.want()
 
     async def _write_memo(self, view: WorkerView, found: Findings) -> None:

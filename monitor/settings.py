@@ -8,13 +8,14 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import Field, PositiveFloat, PositiveInt
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from monitor.gauges.mappings import MappingOverride
 from workers.limits import INITIAL_LIMIT, LimitPolicy, Share
+from workers.settings import ServiceSettings
+from workers.spec import Runtime, worker_id
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 
@@ -24,12 +25,11 @@ def default_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-class MonitorSettings(BaseSettings):
-    """The monitor's settings; each may come from a ``FOREBAY_...`` variable. Times are in seconds."""
+class MonitorSettings(ServiceSettings):
+    """The monitor's settings. Times are in seconds."""
 
-    model_config = SettingsConfigDict(env_prefix="FOREBAY_", frozen=True, extra="forbid")
+    section: ClassVar[str] = "monitor"
 
-    redis_url: str = "redis://127.0.0.1:6379/0"
     name: str = Field(default_factory=default_name, min_length=1, description="this monitor among others")
     poll_interval_s: PositiveFloat = Field(default=1.0, description="from one poll of a worker to the next")
     fast_interval_s: PositiveFloat = Field(
@@ -58,8 +58,13 @@ class MonitorSettings(BaseSettings):
     )
     metrics_host: str = "127.0.0.1"
     mappings: Mapping[str, MappingOverride] = Field(
-        default_factory=dict, description="by runtime or worker id: which metric carries which field"
+        default_factory=dict, description="by runtime or worker: which metric carries which field"
     )
+
+    @field_validator("mappings")
+    @classmethod
+    def _by_runtime_or_worker_id(cls, given: Mapping[str, MappingOverride]) -> Mapping[str, MappingOverride]:
+        return {_runtime_or_worker(name): override for name, override in given.items()}
 
     def limit_policy(self) -> LimitPolicy:
         """The part of it that the limit's rule needs."""
@@ -69,3 +74,13 @@ class MonitorSettings(BaseSettings):
             kv_ceiling=self.kv_ceiling,
             initial=self.initial_limit,
         )
+
+
+def _runtime_or_worker(name: str) -> str:
+    """A runtime, or the id of the worker that is named by URL or id. Raises ValueError for another word."""
+    if name in set(Runtime):
+        return name
+    # A host alone would be a worker at port 80, and is more likely a misspelt runtime.
+    if not any(sign in name for sign in ":./"):
+        raise ValueError(f"{name!r} is no runtime and no worker; there are {', '.join(Runtime)}")
+    return worker_id(name if "://" in name else f"http://{name}")

@@ -11,12 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from monitor.credentials import MissingKeyError, target_of
+from monitor.credentials import target_of
 from monitor.detect import detect
 from monitor.gauges.mappings import MappingOverride
 from monitor.probe import Form, ProbeVerdict, Verdict
 from monitor.readiness import check
 from monitor.reading import Gauges, read_load
+from workers.credentials import MissingKeyError
 from workers.load import Load
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from monitor.credentials import MissingKeyError, target_of
+from monitor.credentials import target_of
 from monitor.detect import detect
 from monitor.lifecycle import Lifecycle
 from monitor.limiting import Limiter
@@ -23,6 +23,7 @@ from monitor.reading import Gauges, Reading, read_load
 from monitor.rebirth import Identity
 from monitor.stall import StallWatch
 from workers.breaker import BreakerState
+from workers.credentials import MissingKeyError
 from workers.fleet import WorkerState, WorkerView
 from workers.limits import PRESS, LimitDecision, memory_full
 from workers.load import Load, LoadSource
@@ -40,7 +41,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class StateFinding:
-    """The worker's state, and what it said of itself; None leaves what is known."""
+    """The worker's state, and what it said of itself; None leaves what is known.
+
+    ``note`` says what is amiss with its load; empty: nothing, or it was not asked for.
+    """
 
     state: WorkerState
     reason: str
@@ -48,6 +52,24 @@ class StateFinding:
     max_model_len: int | None = None
     runtime: Runtime | None = None
     version: str | None = None
+    note: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason and the note, for people."""
+        return f"{self.reason}; {self.note}" if self.note else self.reason
+
+    def over(self, told: StateFinding | None) -> StateFinding:
+        """The same, with what was told before in place of what is not said now."""
+        if told is None:
+            return self
+        return replace(
+            self,
+            models=told.models if self.models is None else self.models,
+            max_model_len=told.max_model_len if self.max_model_len is None else self.max_model_len,
+            runtime=self.runtime or told.runtime,
+            version=self.version or told.version,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +174,7 @@ class Watch:
 
     def _news(self, view: WorkerView, finding: StateFinding) -> StateFinding | None:
         """The finding, unless it was told before and still stands."""
+        finding = finding.over(self._told)
         if finding == self._told and view.state is finding.state:
             return None
         self._told = finding
@@ -175,7 +198,7 @@ class Watch:
         self._form = reading.form
         self._log(view, reading)
         found = Findings(
-            state=self._news(view, self._with_note(state, reading)),
+            state=self._news(view, replace(state, note=_note(reading))),
             absent=_absence(reading),
             available=reading.verdict is not None and reading.verdict.verdict is Verdict.AVAILABLE,
         )
@@ -186,15 +209,6 @@ class Watch:
         if (reborn := self._identity.meet(reading.load)) is not None:
             return Findings(reborn=reborn)
         return self._conclude(view, reading.load, found)
-
-    def _with_note(self, state: StateFinding, reading: Reading) -> StateFinding:
-        if self._told is not None and state.models is None:
-            state = replace(self._told, state=state.state, reason=state.reason)
-        return (
-            state
-            if not reading.reason
-            else replace(state, reason=f"{state.reason}; load unknown: {reading.reason}")
-        )
 
     def _conclude(self, view: WorkerView, load: Load, found: Findings) -> Findings:
         """What a fresh load leads to: rates, limit, stall."""
@@ -228,6 +242,9 @@ class Watch:
         return stalled and view.breaker is BreakerState.CLOSED
 
     def _log(self, view: WorkerView, reading: Reading) -> None:
+        verdict = reading.verdict
+        if verdict is not None and verdict.verdict is not Verdict.AVAILABLE:
+            log.debug("probe", worker=view.id, verdict=verdict.verdict.value, reason=verdict.reason)
         if reading.reason:
             log.debug("load unknown", worker=view.id, reason=reading.reason)
         if reading.used is not None and reading.used != self._used:
@@ -238,3 +255,12 @@ class Watch:
 def _absence(reading: Reading) -> str | None:
     verdict = reading.verdict
     return verdict.reason if verdict is not None and verdict.verdict is Verdict.ABSENT else None
+
+
+def _note(reading: Reading) -> str:
+    """What a person should know of a reading. The reason of an absence stands in the memo."""
+    if reading.load is None:
+        return f"load unknown: {reading.reason}" if reading.reason else ""
+    verdict = reading.verdict
+    inconclusive = verdict is not None and verdict.verdict is Verdict.INCONCLUSIVE
+    return f"/v1/loads: {verdict.reason}" if verdict is not None and inconclusive else ""

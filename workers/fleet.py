@@ -46,6 +46,7 @@ class WorkerView:
     """Requests it can run at once, as a person said; None: nobody did (the load may)."""
     weight: float
     api_key_env: str | None
+    """Name of the variable with its key; None: it needs none, or a file has it."""
     version: str | None
     load: Load | None
     """Last load read, however old; None: never read."""
@@ -61,6 +62,10 @@ class WorkerView:
     """When an open breaker may be tried; 0 when it is not open."""
     deferred_until: float
     """Not before this time; 0: no deferral."""
+    api_key_file: str | None = None
+    """Path of the file with its key."""
+    origin: str = ""
+    """The configuration file that registered it; empty: a person or a program did."""
     reason: str = ""
     """Why it is in this state, for people."""
     since: float = 0.0

@@ -6,10 +6,10 @@ What the worker says of itself belongs to ``load`` (numbers) and ``registry`` (s
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from workers.errors import InvalidWorkerUrl
 
@@ -34,7 +34,7 @@ def normalise_url(text: str) -> str:
     [BerriAI/litellm#3346]. A default port is dropped; any other path is kept (servers behind a proxy).
 
     Raises InvalidWorkerUrl when the text is not the http(s) URL of a server, or carries credentials, a
-    query or a fragment (a key belongs into an environment variable, see ``api_key_env``).
+    query or a fragment (a key belongs into a variable or file, see ``api_key_env`` and ``api_key_file``).
     """
     parts = urlsplit(text.strip())
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -78,9 +78,20 @@ class WorkerSpec(BaseModel):
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
         description="name of the environment variable that holds the key; the key itself never enters Redis",
     )
+    api_key_file: str | None = Field(
+        default=None,
+        pattern=r"^/[^\n\r]*[^/\n\r]$",
+        description="absolute path, on the services' machines, of a file that holds the key",
+    )
     max_running: int | None = Field(
         default=None, gt=0, description="requests it can run at once, if a person knows; None: learned"
     )
+
+    @model_validator(mode="after")
+    def _one_key(self) -> Self:
+        if self.api_key_env is not None and self.api_key_file is not None:
+            raise ValueError("a worker has one key: give api_key_env or api_key_file, not both")
+        return self
 
     @property
     def id(self) -> str:

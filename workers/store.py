@@ -126,14 +126,18 @@ class FleetStore:
 
     # -- the registry -------------------------------------------------------------------------------------
 
-    async def register(self, spec: WorkerSpec, *, replace: bool = False) -> Registered:
-        """Register a worker. The same spec again changes nothing, unless ``replace`` asks for a new life."""
+    async def register(self, spec: WorkerSpec, *, replace: bool = False, origin: str = "") -> Registered:
+        """Register a worker. The same spec again changes nothing, unless ``replace`` asks for a new life.
+
+        ``origin`` names the configuration file that asks; empty: a person or a program does.
+        """
         given = {
             "url": spec.url,
             "given_runtime": spec.runtime or "",
             "given_models": _packed(spec.models),
             "weight": repr(spec.weight),
             "api_key_env": spec.api_key_env or "",
+            "api_key_file": spec.api_key_file or "",
             "max_running": str(spec.max_running or ""),
         }
         answer = await self._scripts.run(
@@ -143,7 +147,13 @@ class FleetStore:
                 keys.WORKERS_GENERATION.of(),
                 *_of(spec.id, keys.WORKER, keys.LOAD, keys.LIMIT, keys.BREAKER, keys.DEFERRAL, keys.MEMO),
             ],
-            [spec.id, _json(given), spec.max_running or DEFAULT_LIMIT, "replace" if replace else "keep"],
+            [
+                spec.id,
+                _json(given),
+                spec.max_running or DEFAULT_LIMIT,
+                "replace" if replace else "keep",
+                origin,
+            ],
         )
         return Registered(spec.id, int(answer[0]), str(answer[1]))
 
@@ -201,7 +211,9 @@ class FleetStore:
         )
 
     async def next_incarnation(self, worker: str, seen: int, reason: str) -> int:
-        """Start the next incarnation of a worker that was seen to live a new life; the load and memo go.
+        """Start the next incarnation of a worker that was seen to live a new life.
+
+        The load and the memo go, and the limit is a first one again: what comes back may be smaller.
 
         Returns the incarnation that now stands: another observer may have been first. 0: no such worker.
         """
@@ -210,9 +222,9 @@ class FleetStore:
             [
                 *_of(worker, keys.WORKER),
                 keys.WORKERS_GENERATION.of(),
-                *_of(worker, keys.LOAD, keys.MEMO),
+                *_of(worker, keys.LOAD, keys.MEMO, keys.LIMIT),
             ],
-            [str(seen), reason],
+            [str(seen), reason, DEFAULT_LIMIT],
         )
         return int(found)
 
@@ -332,6 +344,8 @@ class FleetStore:
             max_running=_int(record.get("max_running")),
             weight=float(record.get("weight", "1")),
             api_key_env=record.get("api_key_env") or None,
+            api_key_file=record.get("api_key_file") or None,
+            origin=record.get("origin", ""),
             version=record.get("version"),
             load=self._to_load(worker, entry[1]),
             limit=int(limit.get("value", "1")),

@@ -86,6 +86,9 @@ def run(
     api_key_env: Annotated[
         str | None, typer.Option(metavar="VARIABLE", help="Environment variable with the key of all workers.")
     ] = None,
+    api_key_file: Annotated[
+        str | None, typer.Option(metavar="PATH", help="Or the file with the key of all workers.")
+    ] = None,
     bad_lines: BadLinesOption = BadLines.FAIL,
     order: OrderOption = Order.INPUT,
     no_detail: NoDetail = False,
@@ -118,7 +121,13 @@ def run(
         output=output,
         errors=errors or errors_path(output),
         workers=tuple(
-            worker_spec(url, runtime=runtime, models=tuple(model or ()), api_key_env=api_key_env)
+            worker_spec(
+                url,
+                runtime=runtime,
+                models=tuple(model or ()),
+                api_key_env=api_key_env,
+                api_key_file=api_key_file,
+            )
             for url in worker or ()
         ),
         redis_url=redis or os.environ.get("FOREBAY_REDIS_URL") or None,

@@ -24,6 +24,8 @@ def worker(view: WorkerView, memo: Memo | None) -> dict[str, Any]:
         "version": view.version,
         "weight": view.weight,
         "api_key_env": view.api_key_env,
+        "api_key_file": view.api_key_file,
+        "origin": view.origin or None,
         "load": load(view.load),
         "limit": view.limit,
         "limit_reason": view.limit_reason,

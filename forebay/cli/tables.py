@@ -12,6 +12,7 @@ from rich.text import Text
 from forebay.tally import Share
 from workers.breaker import BreakerState
 from workers.fleet import WorkerState, WorkerView
+from workers.load import LoadSource
 
 _STATE_STYLES = {
     WorkerState.STARTING: "yellow",
@@ -44,8 +45,8 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def fleet_table(workers: Sequence[WorkerView]) -> Table:
-    """One line for each worker."""
+def fleet_table(workers: Sequence[WorkerView], now_s: float | None = None) -> Table:
+    """One line for each worker; with Redis' clock, also how old its load is, whence, and why it is so."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker", no_wrap=True)
     table.add_column("runtime")
@@ -53,20 +54,37 @@ def fleet_table(workers: Sequence[WorkerView]) -> Table:
     for title in ("running", "waiting", "KV %", "leases", "limit"):
         table.add_column(title, justify="right")
     table.add_column("breaker")
+    if now_s is not None:
+        table.add_column("age", justify="right")
+        table.add_column("source")
+        table.add_column("why", overflow="fold")
     for worker in workers:
-        load = worker.load
-        table.add_row(
-            Text(worker.id),
-            dash(worker.runtime),
-            Text(worker.state, style=_STATE_STYLES[worker.state]),
-            dash(load.running if load else None),
-            dash(load.waiting if load else None),
-            percent(load.kv_usage_max if load else None),
-            str(worker.leases),
-            str(worker.limit),
-            Text(worker.breaker, style=_BREAKER_STYLES[worker.breaker]),
-        )
+        table.add_row(*_standing(worker), *(() if now_s is None else _background(worker, now_s)))
     return table
+
+
+def _standing(worker: WorkerView) -> tuple[str | Text, ...]:
+    load = worker.load
+    return (
+        Text(worker.id),
+        dash(worker.runtime),
+        Text(worker.state, style=_STATE_STYLES[worker.state]),
+        dash(load.running if load else None),
+        dash(load.waiting if load else None),
+        percent(load.kv_usage_max if load else None),
+        str(worker.leases),
+        str(worker.limit),
+        Text(worker.breaker, style=_BREAKER_STYLES[worker.breaker]),
+    )
+
+
+def _background(worker: WorkerView, now_s: float) -> tuple[str | Text, ...]:
+    load = worker.load
+    return (
+        "-" if load is None else f"{max(0.0, now_s - load.sampled_at):.0f} s",
+        load.source if load else LoadSource.NONE,
+        Text("; ".join(filter(None, (worker.reason, worker.breaker_reason)))),
+    )
 
 
 def share_table(shares: Mapping[str, Share]) -> Table:

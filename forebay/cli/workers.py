@@ -14,6 +14,7 @@ from forebay.cli.options import Json, Redis, duration, open_client, print_json
 from forebay.cli.tables import fleet_table, print_table
 from forebay.fleet import DRAIN_S
 from workers.fleet import WorkerView
+from workers.load import Load
 from workers.store import Memo
 
 if TYPE_CHECKING:
@@ -47,6 +48,10 @@ def add(
         str | None,
         typer.Option(metavar="VARIABLE", help="Variable with its key, in the services' environment."),
     ] = None,
+    api_key_file: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Or the file with its key, on the services' machines."),
+    ] = None,
     max_running: Annotated[
         int | None, typer.Option(min=1, help="Requests that it runs at once. Default: learned.")
     ] = None,
@@ -63,6 +68,7 @@ def add(
             models=tuple(model or ()),
             weight=weight,
             api_key_env=api_key_env,
+            api_key_file=api_key_file,
             max_running=max_running,
             replace=replace,
         )
@@ -82,12 +88,12 @@ def add(
 def list_(redis: Redis = None, json: Json = False) -> None:
     """List all workers with their loads."""
     with open_client(redis) as forebay:
-        workers = forebay.workers.list()
+        view = forebay.workers.view()
         memos = forebay.workers.memos() if json else {}
     if json:
-        print_json([shapes.worker(view, memos.get(view.id)) for view in workers])
-    elif workers:
-        print_table(fleet_table(workers))
+        print_json([shapes.worker(worker, memos.get(worker.id)) for worker in view.workers])
+    elif view.workers:
+        print_table(fleet_table(view.workers, view.now_s))
     else:
         typer.echo("no workers; see: forebay workers add")
 
@@ -157,7 +163,7 @@ def _done(identity: str, outcome: str, *, json: bool) -> None:
 
 
 def _as_json(one: Swept) -> dict[str, Any]:
-    shown = {name: getattr(one.load, name, None) for name in _SHOWN_LOAD}
+    shown = {"load": _requests(one.load), **{name: getattr(one.load, name, None) for name in _SHOWN_LOAD}}
     return {
         "id": one.worker,
         "source": one.load.source if one.load else "none",
@@ -166,16 +172,23 @@ def _as_json(one: Swept) -> dict[str, Any]:
     }
 
 
+def _requests(load: Load | None) -> int | None:
+    """All requests that the worker has; None when it did not say what runs and waits."""
+    if load is None or load.running is None or load.waiting is None:
+        return None
+    return load.running + load.waiting
+
+
 def _loads_table(swept: Sequence[Swept]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("worker", no_wrap=True)
     table.add_column("source")
-    for name in _SHOWN_LOAD:
+    for name in ("load", *_SHOWN_LOAD):
         table.add_column(name.replace("_", " "), justify="right")
     table.add_column("reason", overflow="fold")
     for one in swept:
         row = _as_json(one)
-        numbers = [f"{row[name]:g}" for name in _SHOWN_LOAD]
+        numbers = [f"{row[name]:g}" for name in ("load", *_SHOWN_LOAD)]
         table.add_row(Text(one.worker), row["source"], *numbers, Text(one.reason))
     return table
 

@@ -2,8 +2,7 @@
 
 Belongs here: sections and keys, in their order. The top-level timestamp is the time of the answer; the one of
 a rank is the time of its sample, which is what a frozen scheduler betrays itself by. What the model of the
-engine knows nothing of (memory in GB, disaggregation, the moments of decode times) is zero, as on an engine
-that has none of it.
+engine knows nothing of (memory in GB, disaggregation) is zero, as on an engine that has none of it.
 """
 
 from __future__ import annotations
@@ -61,11 +60,21 @@ def _rank(settings: EngineSettings, load: LoadSnapshot, asked: set[str]) -> dict
         "utilization": 0.0,
         "total_prefill_uncached_tokens": load.prompt_tokens_total,
         "total_prefill_busy_us": round(settings.pace().prefill_s(load.prompt_tokens_total) * 1e6),
-        "decode_moments": [0.0] * 6,
+        "decode_moments": _decode_moments(settings, load),
     }
     sections = _sections(load)
     rank.update((key, sections[name]) for name, key in _KEYS.items() if asked & {"all", name})
     return rank
+
+
+def _decode_moments(settings: EngineSettings, load: LoadSnapshot) -> list[float]:
+    """Sums over all decode steps: steps, batch, microseconds, batch squared, batch by microseconds, tokens.
+
+    The model of the engine has no steps: each token counts as one, of a batch of one.
+    """
+    tokens = float(load.generation_tokens_total)
+    busy_us = round(settings.pace().decode_s(load.generation_tokens_total) * 1e6)
+    return [tokens, tokens, float(busy_us), tokens, float(busy_us), tokens]
 
 
 def _sections(load: LoadSnapshot) -> dict[str, dict[str, object]]:

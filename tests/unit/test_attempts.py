@@ -41,7 +41,11 @@ class Leases:
         fresh = [name for name in self.names if name not in need.tried] or list(self.names)
         self.held += 1
         return SimpleNamespace(
-            lease=f"d:{len(self.asked)}|1", worker_id=fresh[0], url=f"http://{fresh[0]}", api_key_env="A_KEY"
+            lease=f"d:{len(self.asked)}|1",
+            worker_id=fresh[0],
+            url=f"http://{fresh[0]}",
+            api_key_env="A_KEY",
+            api_key_file=None,
         )
 
     def give_back(self, held, verdict, reason="", *, defer_s=0.0, halve=False):

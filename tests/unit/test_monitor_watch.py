@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 
 from monitor.settings import MonitorSettings
 from monitor.watch import Findings, Watch
@@ -127,6 +128,26 @@ async def test_an_inconclusive_probe_sets_no_memo_and_the_gauges_help_out(begin:
     assert found.load.waiting == 4
 
 
+async def test_why_a_probe_was_inconclusive_is_kept_though_the_gauges_gave_a_load(begin: Begin) -> None:
+    engine = vllm_engine()
+    engine.replies["/v1/loads"] = reply(status=503)
+    with structlog.testing.capture_logs() as logs:
+        found = await begin(engine).tick(make_view(), memo=False)
+    assert found.load is not None
+    assert found.state is not None
+    assert found.state.why == "answers /v1/models; /v1/loads: status 503"
+    assert {"verdict": "inconclusive", "reason": "status 503"}.items() <= logs[-2].items()
+
+
+async def test_a_look_that_finds_what_is_known_is_no_news(begin: Begin, clock: Clock) -> None:
+    watch = begin(vllm_engine())
+    first = await watch.tick(make_view(), memo=True)
+    clock.now_s += 100.0
+    again = await watch.tick(make_view(), memo=True)
+    assert first.state is not None
+    assert again.state is None
+
+
 async def test_only_ready_workers_are_read(begin: Begin) -> None:
     engine = Engine({"/v1/models": httpx.ConnectError("refused")})
     found = await begin(engine).tick(make_view(state=WorkerState.STARTING), memo=False)
@@ -155,8 +176,8 @@ async def test_why_there_is_no_load_is_told_once_with_the_state(begin: Begin) ->
     first = await watch.tick(make_view(), memo=False)
     again = await watch.tick(make_view(), memo=False)
     assert first.state is not None
-    assert "/v1/loads: status 404" in first.state.reason
-    assert "lacks vllm:num_requests_waiting, vllm:kv_cache_usage_perc" in first.state.reason
+    assert "/v1/loads: status 404" in first.state.why
+    assert "lacks vllm:num_requests_waiting, vllm:kv_cache_usage_perc" in first.state.why
     assert first.load is None
     assert again.state is None
 
@@ -309,4 +330,4 @@ async def test_a_generic_worker_has_no_load_and_is_never_guessed_at(begin: Begin
     assert found.limit is None
     assert "/metrics" not in engine.asked
     assert found.state is not None
-    assert "no metrics known" in found.state.reason
+    assert "no metrics known" in found.state.why

@@ -1,6 +1,6 @@
 -- Register a worker, or the next incarnation of one that is there.
 -- KEYS    workers, workers:generation, worker, load, limit, breaker, deferral, memo
--- ARGV    1: id; 2: JSON of the spec's fields as strings; 3: first limit; 4: "replace" or "keep"
+-- ARGV    1: id; 2: JSON of the spec's fields as strings; 3: first limit; 4: "replace" or "keep"; 5: origin
 -- return  [incarnation, created | replaced | kept]
 -- include common
 
@@ -22,7 +22,8 @@ end
 redis.call('DEL', KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8])
 local incarnation = redis.call('INCR', KEYS[2])
 local now = stamp(now_s())
-local fields = {'state', 'starting', 'incarnation', incarnation, 'registered_at', now, 'since', now}
+local fields = {'state', 'starting', 'incarnation', incarnation, 'registered_at', now, 'since', now,
+                'origin', ARGV[5]}
 for name, value in pairs(spec) do
   fields[#fields + 1] = name
   fields[#fields + 1] = value
