@@ -17,6 +17,7 @@ import structlog
 
 from dispatcher.outcome import CANCELLED, Outcome, RequestFate, classify
 from dispatcher.placement import Held, Placement
+from dispatcher.race import Race
 from dispatcher.reply import Failure, Reply
 from dispatcher.retry import (
     GiveUp,
@@ -51,6 +52,8 @@ class Request:
     urgency: int
     deadline_s: float
     late_code: str
+    hedge: bool = False
+    """Whether a second attempt may be made of it while the first runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,15 @@ class Unanswered:
     code: str
     message: str
     course: Course
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempted:
+    """What came back of one attempt, from whom."""
+
+    answer: Reply | Failure
+    outcome: Outcome
+    held: Held
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +150,17 @@ class Attempts:
                 attempts=course.attempts + 1,
                 queued_s=self._clock() - started_s,
             )
-            answer, outcome = await self._attempt(request, held, history)
-            course = replace(course, latency_s=answer.elapsed_s)
+            attempted, attempts = await self._race(request, held, history)
+            answer = attempted.answer
+            course = replace(
+                course,
+                worker=attempted.held.worker_id,
+                attempts=course.attempts + attempts - 1,
+                latency_s=answer.elapsed_s,
+            )
             step = next_step(
-                outcome,
-                held.worker_id,
+                attempted.outcome,
+                attempted.held.worker_id,
                 history,
                 now_s=self._clock(),
                 deadline_s=request.deadline_s,
@@ -162,9 +180,27 @@ class Attempts:
                 case _:
                     assert_never(step)
 
-    async def _attempt(
-        self, request: Request, held: Held, history: History
-    ) -> tuple[Reply | Failure, Outcome]:
+    async def _race(self, request: Request, held: Held, history: History) -> tuple[_Attempted, int]:
+        """One attempt, or two of which one wins; and how many there were."""
+        if not request.hedge:
+            return await self._attempt(request, held, history), 1
+        race: Race[_Attempted] = Race(_is_usable)
+        joined: list[Held] = []
+
+        def join(second: Held) -> None:
+            if not race.open:
+                self._end(second, CANCELLED)
+                return
+            joined.append(second)
+            race.join(self._attempt(request, second, history))
+
+        held.join = join
+        try:
+            return await race.run(self._attempt(request, held, history)), 1 + len(joined)
+        finally:
+            held.join = None
+
+    async def _attempt(self, request: Request, held: Held, history: History) -> _Attempted:
         remaining_s = request.deadline_s - self._clock()
         planned_s = read_timeout_s(
             request.need.asked_tokens, request.need.prompt_tokens, self._request_timeout_s, self._slowest_rate
@@ -188,7 +224,7 @@ class Attempts:
                 own_timeout=planned_s <= remaining_s,
                 earlier=history.labels,
             )
-            return answer, outcome
+            return _Attempted(answer, outcome, held)
         finally:
             self._end(held, outcome)
             self._onlooker(Seen(request, held, outcome, elapsed_s))
@@ -202,6 +238,10 @@ class Attempts:
         self._placement.give_back(
             held, outcome.verdict, outcome.label.value, defer_s=defer_s, halve=outcome.halve_limit
         )
+
+
+def _is_usable(attempted: _Attempted) -> bool:
+    return attempted.outcome.fate in (RequestFate.DONE, RequestFate.FINAL)
 
 
 def _final(answer: Reply | Failure, course: Course) -> Answered | Unanswered:

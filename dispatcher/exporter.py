@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dispatcher.attempts import Seen
@@ -53,6 +53,12 @@ class Exporter(Collector):
             "forebay_dispatcher_without_worker",
             "1 while somebody waits for whom there is no worker, however idle.",
             int(self._placement.without_worker is not None),
+        )
+
+        yield CounterMetricFamily(
+            "forebay_second_attempts",
+            "Second attempts begun for requests on slow workers.",
+            value=self._placement.hedging.made,
         )
 
     @contextlib.contextmanager

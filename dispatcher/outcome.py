@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DEFERRAL_S = 1.0
 """How long a worker that is full, and does not say for how long, is left alone; a poll's interval."""
+LEAST_DEFERRAL_S = 0.25
+"""A full worker that asks for no time gets this much: it answers in a millisecond, and draws all else."""
 DETAIL_LIMIT = 65_536
 """How much of an error's body is read for the words it says, in bytes."""
 
@@ -191,7 +193,7 @@ def _second_opinion(label: Label, earlier: Collection[Label]) -> RequestFate:
 def _busy(reply: Reply, now_s: float, remaining_s: float) -> Outcome:
     asked_s = None if reply.retry_after is None else retry_after_s(reply.retry_after, now_s)
     defer_s = DEFAULT_DEFERRAL_S if asked_s is None else asked_s
-    defer_s = min(max(defer_s, 0.0), max(remaining_s, 0.0) / 2)
+    defer_s = min(max(defer_s, LEAST_DEFERRAL_S), max(remaining_s, 0.0) / 2)
     return Outcome(Label.BUSY, RequestFate.WAIT, Verdict.NEUTRAL, defer_s=defer_s, halve_limit=True)
 
 

@@ -20,6 +20,8 @@ from random import Random
 import structlog
 
 from dispatcher.backlog import Backlog, Waiting
+from dispatcher.hedges import Candidate
+from dispatcher.hedging import Hedging
 from dispatcher.scheduler.decision import Busy, Chosen, Decision, NoWorker, NoWorkerReason, decide
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import Outlook, Underway
@@ -38,6 +40,8 @@ _MOST_ASKS = 256
 _OUTAGE_PAUSE_S = (0.1, 5.0)
 _WAITING_PER_SLOT = 0.5
 _LEAST_WAITING = 16
+_MOST_PATIENT = 256
+"""Requests that wait for a faster worker and are not counted as waiting: others may go meanwhile."""
 _MOST_STRANDED = 4096
 """Requests without any worker that may wait here before nothing more is brought: bounds what they hold."""
 _SCOUTS = 4
@@ -66,7 +70,11 @@ class Held:
     """On Redis' clock."""
     answer_tokens: int
     """What its answer may have at most, or is thought to have."""
-    decision: Chosen = field(repr=False)
+    decision: Chosen | None = field(repr=False)
+    """None: a second attempt, which `hedges` placed."""
+    need: Need = field(repr=False)
+    join: Callable[[Held], None] | None = field(default=None, repr=False)
+    """How a second attempt joins its request; None: none may, or one has."""
 
 
 class Placement:
@@ -77,6 +85,7 @@ class Placement:
         store: FleetStore,
         strategies: Strategies,
         speeds: Speeds,
+        hedging: Hedging,
         *,
         owner: str,
         rng: Random,
@@ -89,6 +98,7 @@ class Placement:
         self._store = store
         self._strategies = strategies
         self._speeds = speeds
+        self.hedging = hedging
         self._owner = owner
         self._rng = rng
         self._view_interval_s = view_interval_s
@@ -155,9 +165,12 @@ class Placement:
         """
         await self._room.wait()
 
-    def saw_answer(self, worker_id: str, tokens: int | None, seconds: float | None) -> None:
-        """Learn how fast a worker writes: an answer of so many tokens took so long."""
-        if self._speeds.saw(worker_id, tokens, seconds):
+    def saw_answer(
+        self, worker_id: str, tokens: int | None, seconds: float | None, allowed: int | None
+    ) -> None:
+        """Learn how fast a worker writes: an answer of so many tokens, of those allowed, took so long."""
+        self.hedging.wrote(tokens or 0)
+        if self._speeds.saw(worker_id, tokens, seconds, allowed=allowed):
             self._viewed_at = -float("inf")  # it need not be scouted any more
             self._wake.set()
 
@@ -223,16 +236,21 @@ class Placement:
             log.warning("leases ended before they were renewed", count=len(gone))
 
     async def _woken(self) -> None:
-        timeout = self._view_interval_s if self._backlog else None
+        timeout = self._view_interval_s if self._attentive else None
         try:
             async with asyncio.timeout(timeout):
                 await self._wake.wait()
         except TimeoutError:
             pass
 
+    @property
+    def _attentive(self) -> bool:
+        """Whether what happens elsewhere matters now: somebody waits, or might get a second attempt."""
+        return bool(self._backlog) or (self.hedging.due and bool(self._held))
+
     async def _pass(self) -> None:
         await self._settle()
-        if self._backlog and self._clock() - self._viewed_at >= self._view_interval_s:
+        if self._attentive and self._clock() - self._viewed_at >= self._view_interval_s:
             await self._look()
         asks = self._decide()
         if asks:
@@ -241,6 +259,8 @@ class Placement:
             finally:
                 if self._closing:  # who was refused went back to wait, after `close` had sent all away
                     self._send_away()
+        elif self.hedging.due and not self._backlog and not self._closing:
+            await self._hedge()
         self._note_room()
 
     async def _settle(self) -> None:
@@ -361,7 +381,7 @@ class Placement:
                 if answer.worker_id != decision.pick:
                     self._fleet.gave_back(decision.pick, tokens)
                     self._fleet.took(answer.worker_id, tokens)
-                self._deliver(waiting, ask, answer, decision)
+                self._deliver(waiting, self._hold(ask, answer, waiting.need, decision))
                 continue
             refused = True
             self._fleet.gave_back(decision.pick, tokens)
@@ -371,7 +391,7 @@ class Placement:
         if refused or len(asks) == _MOST_ASKS:
             self._wake.set()  # others may have room, and more may be waiting
 
-    def _deliver(self, waiting: Waiting[Held], ask: Ask, grant: Grant, decision: Chosen) -> None:
+    def _hold(self, ask: Ask, grant: Grant, need: Need, decision: Chosen | None) -> Held:
         worker = self._workers[grant.worker_id]
         held = Held(
             lease=ask.lease,
@@ -380,12 +400,23 @@ class Placement:
             api_key_env=worker.api_key_env,
             api_key_file=worker.api_key_file,
             epoch=grant.epoch,
-            tokens=waiting.need.cost_tokens,
+            tokens=need.cost_tokens,
             granted_s=self._now(),
-            answer_tokens=_answer_tokens(waiting.need),
+            answer_tokens=_answer_tokens(need),
             decision=decision,
+            need=need,
         )
         self._held[held.lease] = held
+        log.debug(
+            "leased",
+            worker=held.worker_id,
+            tokens=held.answer_tokens,
+            waiting=len(self._backlog),
+            patient=self._patient_count,
+        )
+        return held
+
+    def _deliver(self, waiting: Waiting[Held], held: Held) -> None:
         if self._closing and not waiting.granted.done():
             waiting.granted.set_exception(Closing())
         if waiting.granted.done():
@@ -393,9 +424,41 @@ class Placement:
         else:
             waiting.granted.set_result(held)
 
+    # -- second attempts ------------------------------------------------------------------------------------
+
+    async def _hedge(self) -> None:
+        """Give running requests that gain by it a second attempt on a faster worker."""
+        now_s = self._now()
+        free = {name: self._fleet.free_slots(name) for name in self._fleet.with_room(None, now_s)}
+        running = [
+            Candidate(held.lease, held.worker_id, held.granted_s, held.answer_tokens)
+            for held in self._held.values()
+            if held.join is not None
+        ]
+        for hedge in self.hedging.pick(running, free, self._known_speeds, now_s) if free and running else ():
+            await self._join(self._held[hedge.lease], hedge.worker_id)
+
+    async def _join(self, first: Held, worker_id: str) -> None:
+        need = first.need
+        if worker_id not in self._fleet.names_serving(need.model):
+            return
+        ask = Ask(lease_id(self._owner, next(self._serials), need.cost_tokens), (worker_id,))
+        [answer] = await self._store.acquire([ask])
+        if not isinstance(answer, Grant):
+            return
+        self._fleet.took(worker_id, need.cost_tokens)
+        second = self._hold(ask, answer, need, None)
+        join, first.join = first.join, None
+        if join is None:  # its request has ended meanwhile
+            self.give_back(second, Verdict.NEUTRAL, "came too late")
+            return
+        self.hedging.made_one(first.answer_tokens)
+        log.debug("second attempt", first=first.worker_id, second=worker_id)
+        join(second)
+
     def _note_room(self) -> None:
         slots = float(self._fleet.limit.sum()) if len(self._fleet) else 0.0
-        impatient = len(self._backlog) - self._patient_count
+        impatient = len(self._backlog) - min(self._patient_count, _MOST_PATIENT)
         stranded = self._backlog.count(self._stranded)
         enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
         if self._closing or (impatient - stranded < enough and stranded < _MOST_STRANDED):

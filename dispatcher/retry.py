@@ -114,7 +114,9 @@ def next_step(
                 )
             turn = history.charged
         case RequestFate.WAIT:
-            turn = history.uncharged
+            turn = (
+                1  # the worker's deferral paces; a request that waits longer and longer would be left behind
+            )
         case _:
             assert_never(outcome.fate)
     not_before_s = now_s + backoff_s(turn, policy, rng)

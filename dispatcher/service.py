@@ -23,6 +23,7 @@ from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
 from dispatcher.claims import HEARTBEAT_S, JobClaims
 from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
+from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
 from dispatcher.placement import Placement
 from dispatcher.running import FUNCTIONS, RunningJobs
@@ -56,10 +57,12 @@ class Dispatcher:
         self._ledger = Ledger(self._redis)
         self._wire = make_transport(connect_timeout_s=settings.connect_timeout_s)
         strategies = Strategies(settings.scheduler)
+        speeds = Speeds()
         self.placement = Placement(
             self._store,
             strategies,
-            Speeds(),
+            speeds,
+            Hedging(speeds, enabled=settings.may_hedge),
             owner=settings.name,
             rng=rng,
             view_interval_s=settings.view_interval_s,
@@ -239,6 +242,7 @@ class Dispatcher:
                 claimed = None
                 if not suspended and self._shards.feeding < _MOST_FEEDING and not self._ending.is_set():
                     claimed = await self._bookkeeping.step(claims.claim)
+                self.placement.hedging.nothing_left = claimed is None and not self._shards.feeding
             except StoreUnavailable as error:
                 log.warning("cannot take jobs now", error=str(error))
                 await self._pause(PAUSE_S[1])

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -55,6 +55,18 @@ class DispatcherSettings(ServiceSettings):
     watch_interval_s: float = Field(default=1.0, gt=0, description="how soon a cancelled batch is noticed")
     metrics_port: int | None = Field(default=None, ge=0, le=65535, description="None: no metrics page")
 
+    share: Literal["all", "spare"] = Field(
+        default="all", description="all: the engines are ours alone. spare: they serve others first"
+    )
+    hedge: bool | None = Field(
+        default=None, description="second attempts at the end of a batch; None: unless share is spare"
+    )
+
     scheduler: SchedulerPolicy = SchedulerPolicy()
     retry: RetryPolicy = RetryPolicy()
     breaker: BreakerPolicy = BreakerPolicy()
+
+    @property
+    def may_hedge(self) -> bool:
+        """Whether requests that run on slow workers may get a second attempt on faster ones."""
+        return self.share == "all" if self.hedge is None else self.hedge

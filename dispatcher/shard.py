@@ -153,6 +153,7 @@ class _Run:
         self._urgency = urgency
         self._deadline_s = deadline_s
         self._detail = entry.fields.get("detail") != "0"
+        self._hedge = entry.fields.get("hedge") != "0"
         self._strategy = entry.fields.get("strategy") or None
         self._writer = PartWriter(files, claim.shard, f"{claim.number}.{runner.owner}")
         self._one_writes = threading.Lock()
@@ -249,7 +250,10 @@ class _Run:
         self._sums.add(ok=result.ok, usage=result.usage, cost=planned.cost_tokens)
         if result.ok and answer.course.worker is not None:
             self._runner.placement.saw_answer(
-                answer.course.worker, result.usage.completion_tokens, answer.course.latency_s
+                answer.course.worker,
+                result.usage.completion_tokens,
+                answer.course.latency_s,
+                planned.asked_tokens,
             )
         self._unwritten.append(result)
         if len(self._unwritten) in (1, self._runner.part_lines):
@@ -272,6 +276,7 @@ class _Run:
             urgency=self._urgency,
             deadline_s=self._deadline_s,
             late_code=LATE,
+            hedge=self._hedge,
         )
 
     def _result(self, line: Line, answer: Answered | Unanswered) -> Result:

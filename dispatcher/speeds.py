@@ -15,6 +15,10 @@ _FORGET = 0.97
 """Weight that each new answer takes off all older ones: some thirty answers are remembered."""
 
 
+_FORETOLD = 0.8
+"""Answers that use so much of their ceilings are as long as the ceilings say."""
+
+
 @dataclass(slots=True)
 class _Sums:
     tokens: float = 0.0
@@ -22,15 +26,34 @@ class _Sums:
 
 
 class Speeds:
-    """Tokens per second and sequence, by worker."""
+    """Tokens per second and sequence, by worker; and whether ceilings foretell lengths."""
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
+        self._written = 0.0
+        self._allowed = 0.0
 
-    def saw(self, worker_id: str, tokens: int | None, seconds: float | None) -> bool:
-        """An answer of `tokens` took so long; None or 0: it says nothing. True: the worker was unknown."""
+    @property
+    def foretold(self) -> bool:
+        """Whether answers got nearly as long as they were allowed to, lately."""
+        return self._written > _FORETOLD * self._allowed
+
+    @property
+    def mean_answer(self) -> float:
+        """Mean length of the answers lately, in tokens; 0: none was seen."""
+        return self._written * (1 - _FORGET)
+
+    def saw(
+        self, worker_id: str, tokens: int | None, seconds: float | None, *, allowed: int | None = None
+    ) -> bool:
+        """An answer of `tokens` took so long; None or 0: it says nothing. True: the worker was unknown.
+
+        `allowed`: how long it might have been.
+        """
         if not tokens or not seconds or seconds <= 0:
             return False
+        self._written = self._written * _FORGET + tokens
+        self._allowed = self._allowed * _FORGET + (allowed or 0)
         new = worker_id not in self._sums
         sums = self._sums.setdefault(worker_id, _Sums())
         # Sums, not a mean of quotients: a short answer is mostly overhead and should count for little.

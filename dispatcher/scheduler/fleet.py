@@ -144,6 +144,11 @@ class FleetModel:
         places = np.flatnonzero(free if serving is None else free & serving)
         return [self.ids[place] for place in places]
 
+    def free_slots(self, worker_id: str) -> int:
+        """How many more leases a worker's limit allows now."""
+        place = self._index[worker_id]
+        return max(0, int(self.limit[place] - self.leases[place]))
+
     def names_serving(self, model: str | None) -> Sequence[str]:
         """Ids of those that name ``model``, ready or not."""
         serving = self.serving(model)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from dispatcher.outcome import (
     CANCELLED,
+    LEAST_DEFERRAL_S,
     Label,
     Outcome,
     RequestFate,
@@ -150,12 +151,12 @@ def test_only_a_503_is_read_for_words_of_a_full_queue():
         ("2", 100, 2),
         (" 2.5 ", 100, 2.5),
         (formatdate(NOW_S + 7, usegmt=True), 100, 7),
-        (formatdate(NOW_S - 7, usegmt=True), 100, 0),
+        (formatdate(NOW_S - 7, usegmt=True), 100, LEAST_DEFERRAL_S),
         ("Wed, 21 Oct 2099 07:28:00 GMT", 100, 50),
-        ("-5", 100, 0),
+        ("-5", 100, LEAST_DEFERRAL_S),
         ("1e12", 100, 50),
         ("inf", 100, 50),
-        ("-inf", 100, 0),
+        ("-inf", 100, LEAST_DEFERRAL_S),
         ("60", 100, 50),
         ("abc", 100, 1),
         ("nan", 100, 1),

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from dispatcher.hedging import Hedging
 from dispatcher.placement import Closing, Placement
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
@@ -88,6 +89,7 @@ def make(store, *, view_interval_s=0.001):
         store,
         Strategies(SchedulerPolicy()),
         speeds,
+        Hedging(speeds, enabled=False),
         owner="d",
         rng=random.Random(1),
         view_interval_s=view_interval_s,

@@ -1,0 +1,82 @@
+"""Which running requests get a second attempt on a faster worker, when nothing is left to start. Pure.
+
+How long an answer gets is rarely known, so the last long answers may sit on slow workers while fast ones
+idle; longest first cannot help. How two attempts of a request share one end is `race`'s subject, what they
+may cost `hedging`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+SLOWER = 1.2
+"""A second attempt goes to a worker at least so many times as fast, per sequence."""
+_WORTH_IT = 0.8
+"""It must be expected to end at this part of the first's remaining time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A running request without a second attempt. `tokens`: what its answer may have at most."""
+
+    lease: str
+    worker_id: str
+    since_s: float
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hedge:
+    """Give this request a second attempt there."""
+
+    lease: str
+    worker_id: str
+
+
+def choose(
+    running: Iterable[Candidate],
+    free: Mapping[str, int],
+    speeds: Mapping[str, float],
+    now_s: float,
+    *,
+    foretold: bool,
+) -> list[Hedge]:
+    """Second attempts for the free slots of faster workers, fastest first, least progressed first.
+
+    `free`: slots by worker. `speeds`: tokens per second and sequence, of the workers whose speed is known.
+    `foretold`: answers get about as long as their ceiling says, so what is nearly done is left alone.
+    """
+    slots = sorted(
+        (worker for worker, count in free.items() if worker in speeds for _ in range(count)),
+        key=lambda worker: -speeds[worker],
+    )
+    waiting = sorted(
+        (one for one in running if one.worker_id in speeds), key=lambda one: _progress(one, speeds, now_s)
+    )
+    hedges: list[Hedge] = []
+    for one in waiting:
+        if len(hedges) == len(slots):
+            break
+        worker = slots[len(hedges)]
+        if _is_worth_it(one, worker, speeds, now_s, foretold=foretold):
+            hedges.append(Hedge(one.lease, worker))
+    return hedges
+
+
+def _progress(one: Candidate, speeds: Mapping[str, float], now_s: float) -> float:
+    return (now_s - one.since_s) * speeds[one.worker_id]
+
+
+def _is_worth_it(
+    one: Candidate, worker: str, speeds: Mapping[str, float], now_s: float, *, foretold: bool
+) -> bool:
+    if speeds[worker] < SLOWER * speeds[one.worker_id]:
+        return False
+    if not foretold:
+        return True
+    whole_s = one.tokens / speeds[one.worker_id]
+    left_s = one.since_s + whole_s - now_s
+    if left_s < 0:  # overdue: it waits in the engine's own queue, or the worker has slowed down
+        left_s = whole_s
+    return one.tokens / speeds[worker] < _WORTH_IT * left_s

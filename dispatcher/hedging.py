@@ -1,0 +1,64 @@
+"""A dispatcher's second attempts: when it may make them, for which requests, and what they may cost. Pure.
+
+Which requests gain by one is `hedges`' rule; leases are taken by `placement`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dispatcher.hedges import Candidate, Hedge, choose
+from dispatcher.speeds import Speeds
+
+MOST_TOKENS = 0.05
+"""Second attempts may cost this part of all tokens written so far."""
+
+
+class Hedging:
+    """Keeps the account of second attempts."""
+
+    def __init__(self, speeds: Speeds, *, enabled: bool) -> None:
+        self._speeds = speeds
+        self._enabled = enabled
+        self._written = 0.0
+        self._spent = 0.0
+        self.nothing_left = False
+        """Nothing is left to start: no request waits here, no job in the queues."""
+        self.made = 0
+        """Second attempts made so far."""
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to look for requests that gain by a second attempt."""
+        return self._enabled and self.nothing_left
+
+    def wrote(self, tokens: int) -> None:
+        """An answer came; the account grows with it."""
+        self._written += tokens
+
+    def pick(
+        self,
+        running: Iterable[Candidate],
+        free: Mapping[str, int],
+        speeds: Mapping[str, float],
+        now_s: float,
+    ) -> list[Hedge]:
+        """The second attempts to make now, within what they may cost."""
+        foretold = self._speeds.foretold
+        candidates = {one.lease: one for one in running}
+        affordable = []
+        left = MOST_TOKENS * self._written - self._spent
+        for hedge in choose(candidates.values(), free, speeds, now_s, foretold=foretold):
+            left -= self._expected(candidates[hedge.lease].tokens, foretold=foretold)
+            if left < 0:
+                break
+            affordable.append(hedge)
+        return affordable
+
+    def made_one(self, tokens: int) -> None:
+        """A second attempt was begun for a request whose answer may have so many tokens."""
+        self.made += 1
+        self._spent += self._expected(tokens, foretold=self._speeds.foretold)
+
+    def _expected(self, tokens: int, *, foretold: bool) -> float:
+        return tokens if foretold else min(tokens, self._speeds.mean_answer or tokens)
