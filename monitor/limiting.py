@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from workers.limits import (
+    PATIENCE,
     LimitDecision,
     LimitInputs,
     LimitPolicy,
+    Share,
     memory_full,
     next_limit,
     queue_target,
@@ -32,20 +34,29 @@ class Limiter:
     policy: LimitPolicy
     _been_full: bool = False
     _over: int = 0
+    _queued: int = 0
     _learned: int | None = None
     _others_before: int = 0
     _adapting: bool = False
+    _told: bool = False
     _last: tuple[int, int] | None = field(default=None)
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the next sample matters soon: its slots are still unknown, or others may want them back."""
+        learning = not self._been_full and not self._told
+        return learning or self.policy.share is Share.SPARE
 
     def decide(self, view: WorkerView, load: Load) -> LimitDecision:
         """The limit that follows from this load; equal to the view's when nothing is to change."""
         self._note_cut(view)
         running, waiting, told = load.running, load.waiting, view.max_running or load.max_running
-        full = bool(waiting) or memory_full(load.kv_usage_max, self.policy)
-        if waiting and running:
-            self._learned = running
+        self._told = told is not None
+        self._note_queue(running, waiting)
+        full = self._queued >= PATIENCE or memory_full(load.kv_usage_max, self.policy)
         self._over = self._over + 1 if (waiting or 0) > queue_target(running) else 0
-        fresh = view.limit_version <= _REGISTERED_VERSION and not self._adapting
+        says = told is not None or (running is not None and waiting is not None)
+        fresh = view.limit_version <= _REGISTERED_VERSION and not self._adapting and says
         decision = next_limit(
             LimitInputs(
                 limit=None if fresh else view.limit,
@@ -58,6 +69,7 @@ class Limiter:
                 told=told is not None,
                 been_full=self._been_full,
                 over=self._over,
+                settled=load.sampled_at >= view.limit_since,
             ),
             self.policy,
         )
@@ -65,6 +77,13 @@ class Limiter:
         self._been_full = self._been_full or full
         self._last = (view.limit_version, decision.value)
         return decision
+
+    def _note_queue(self, running: int | None, waiting: int | None) -> None:
+        # A burst stands in any engine's queue for a moment: only a queue that stays tells the slots.
+        self._queued = self._queued + 1 if waiting else 0
+        more = self._learned is not None and running is not None and running > self._learned
+        if running and (self._queued >= PATIENCE or more):
+            self._learned = running
 
     def _note_cut(self, view: WorkerView) -> None:
         # Somebody wrote the limit and it is less than we wanted: a 429 halved it, so the worker was full.

@@ -114,12 +114,13 @@ class Poller:
         if found.reborn is not None:
             await self._start_next_life(view, found.reborn, found.state)
             return
+        # The limit first: the state may make it ready, and then dispatchers take what they may.
+        await self._write_limit(view, watch, found)
         if found.state is not None:
             await self._write_state(view.id, view.incarnation, found.state, was=view)
         await self._write_memo(view, found)
         if found.load is not None:
             await self._store.write_load(view.id, view.incarnation, found.load)
-        await self._write_limit(view, watch, found)
         if found.stalled and await self._store.trip(view.id, view.incarnation, "stalled"):
             log.warning("worker stalled: its breaker opens", worker=view.id)
 

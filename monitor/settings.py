@@ -33,7 +33,7 @@ class MonitorSettings(ServiceSettings):
     name: str = Field(default_factory=default_name, min_length=1, description="this monitor among others")
     poll_interval_s: PositiveFloat = Field(default=1.0, description="from one poll of a worker to the next")
     fast_interval_s: PositiveFloat = Field(
-        default=0.25, description="the same while leases press and the worker has /v1/loads"
+        default=0.25, description="the same while leases press on /v1/loads, or to learn slots"
     )
     poll_budget_s: PositiveFloat = Field(default=2.0, description="everything asked of a worker in one poll")
     readiness_interval_s: PositiveFloat = Field(

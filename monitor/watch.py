@@ -226,7 +226,8 @@ class Watch:
             ),
             limit=self._limit(view, load),
             stalled=self._stalled(view, load),
-            fast=pressed and load.source is LoadSource.NATIVE,
+            # Gauges cost more than /v1/loads: they are read so often only where that helps.
+            fast=pressed and (load.source is LoadSource.NATIVE or self._limiter.hurries),
         )
 
     def _limit(self, view: WorkerView, load: Load) -> LimitDecision | None:

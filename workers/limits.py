@@ -6,10 +6,13 @@ there too, at once, and shows here only as a lower limit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
-INITIAL_LIMIT = 16
+INITIAL_LIMIT = 4
+"""Low, because what is sent to an engine with fewer slots stands in its queue, where nobody else can take it.
+An engine with 256 is known within four seconds all the same."""
 PRESS = 0.9
 """Leases press against the limit from this share of it on."""
 PATIENCE = 2
@@ -28,12 +31,17 @@ class Share(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LimitPolicy:
-    """What a person may set. ``spare_fraction`` and ``kv_ceiling`` are 0.0 to 1.0."""
+    """``spare_fraction`` and ``kv_ceiling`` are 0.0 to 1.0.
+
+    ``growth``: how many times larger the limit gets in one step while the worker was never full. What it
+    overshoots waits in the engine; at 1.5 that is far less than with doubling, see ``benchmarks/limits.py``.
+    """
 
     share: Share = Share.ALL
     spare_fraction: float = 0.8
     kv_ceiling: float = 0.9
     initial: int = INITIAL_LIMIT
+    growth: float = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class LimitInputs:
     beyond our leases. ``slots`` is how many requests it runs at once, as the engine or a person told, else as
     learned from watching it full. ``told``: ``slots`` was told, not learned. ``been_full``: it was seen full
     once in this incarnation. ``over``: samples in a row, this one included, whose queue was too long.
+    ``settled``: the load was sampled after the limit last changed, so that it shows what that change led to.
     """
 
     limit: int | None
@@ -57,6 +66,7 @@ class LimitInputs:
     told: bool = False
     been_full: bool = False
     over: int = 0
+    settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +124,15 @@ def _adapted(limit: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecis
         return LimitDecision(limit, f"hold: {waiting} waiting, {target} wanted")
     if inputs.leases < PRESS * limit:
         return LimitDecision(limit, "hold: leases do not press")
-    return _grown(limit, running, inputs)
+    return _grown(limit, running, inputs, policy)
 
 
-def _grown(limit: int, running: int, inputs: LimitInputs) -> LimitDecision:
-    if not inputs.been_full:
-        return LimitDecision(2 * limit, f"grow: {inputs.leases} leases, none waiting; never full yet")
+def _grown(limit: int, running: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecision:
+    if not inputs.settled:
+        return LimitDecision(limit, "hold: its load is older than this limit")
+    if not inputs.been_full and running >= PRESS * inputs.leases:
+        value = max(limit + 1, int(policy.growth * limit))
+        return LimitDecision(value, f"grow: {inputs.leases} leases, none waiting; never full yet")
     # At the slots that it was seen full with, a large step would only fill its queue.
     step = 1 if inputs.slots is not None and limit >= inputs.slots else max(1, limit // 8)
     # All our leases run and none waits: there is at least so much room, whatever the limit was cut to.
@@ -150,10 +163,17 @@ def _bounded(decision: LimitDecision, inputs: LimitInputs, policy: LimitPolicy) 
     if slots is None:
         return LimitDecision(max(1, decision.value), decision.reason)
     if policy.share is Share.SPARE:
-        room = max(1, int(policy.spare_fraction * slots) - inputs.others)
+        room = _spare_room(slots, inputs.others, policy)
         if decision.value > room:
             return LimitDecision(room, f"spare: {inputs.others} of other clients, {slots} slots")
     ceiling = slots + queue_target(slots)
     if inputs.told and decision.value > ceiling:
         return LimitDecision(ceiling, f"ceiling: it runs {slots} at once")
     return LimitDecision(max(1, decision.value), decision.reason)
+
+
+def _spare_room(slots: int, others: int, policy: LimitPolicy) -> int:
+    # Requests that come independently, n of them on average, vary by the square root of n; ours cannot be
+    # called back when they come, so two such spreads stay free for them.
+    spread = math.ceil(2 * math.sqrt(others))
+    return max(1, min(int(policy.spare_fraction * slots), slots - spread) - others)

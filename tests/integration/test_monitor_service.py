@@ -239,11 +239,11 @@ async def take_leases(store: FleetStore, count: int) -> list[Grant]:
 async def test_leases_that_press_raise_the_limit_and_say_why(store: FleetStore) -> None:
     await register(store, "a")
     async with running(store, Hosts(a=vllm_engine(running=16))):
-        await seen(store, all_read)
-        assert len(await take_leases(store, 20)) == 16
-        view = await seen(store, lambda view: only(view).limit > 16)
-    assert only(view).limit == 32
-    assert only(view).limit_reason.startswith("grow: 16 leases")
+        await seen(store, lambda view: only(view).limit_reason == "start: configured 4")
+        assert len(await take_leases(store, 20)) == 4
+        view = await seen(store, lambda view: only(view).limit > 4)
+    assert only(view).limit == 6
+    assert only(view).limit_reason.startswith("grow: 4 leases")
     assert only(view).limit_since > 0
 
 

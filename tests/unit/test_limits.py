@@ -28,13 +28,25 @@ def limit(policy: LimitPolicy = ALL, **fields: Any) -> int:
 
 def test_the_first_limit_is_what_the_engine_tells_else_the_configured_one() -> None:
     assert limit(limit=None, slots=64, told=True) == 64
-    assert limit(limit=None, slots=64, told=False) == 16
+    assert limit(limit=None, slots=64, told=False) == 4
     assert limit(LimitPolicy(initial=5), limit=None) == 5
 
 
-def test_it_doubles_until_the_worker_was_full_once_and_then_adds() -> None:
-    assert limit() == 32
+def test_it_grows_by_half_until_the_worker_was_full_once_and_then_adds() -> None:
+    assert limit() == 24
+    assert limit(LimitPolicy(growth=2.0)) == 32
+    assert limit(limit=1, leases=1, running=1) == 2
     assert limit(been_full=True) == 18
+
+
+def test_it_does_not_grow_on_a_load_that_is_older_than_the_limit() -> None:
+    assert limit(settled=False) == 16
+    assert limit(settled=False, been_full=True) == 16
+    assert limit(settled=False, limit=40, leases=40, waiting=24, over=2) == 18
+
+
+def test_leases_that_the_load_does_not_show_are_no_reason_for_a_large_step() -> None:
+    assert limit(running=9) == 18
 
 
 def test_at_the_slots_it_was_full_with_it_grows_by_one() -> None:
@@ -44,7 +56,7 @@ def test_at_the_slots_it_was_full_with_it_grows_by_one() -> None:
 
 def test_it_holds_while_leases_do_not_press() -> None:
     assert limit(leases=14) == 16
-    assert limit(leases=15) == 32
+    assert limit(leases=15, running=15) == 24
 
 
 def test_it_holds_while_a_few_wait() -> None:
@@ -72,7 +84,7 @@ def test_it_shrinks_to_what_runs_when_memory_passes_the_ceiling() -> None:
 
 
 def test_unknown_memory_is_not_full_memory() -> None:
-    assert limit(kv_usage=None) == 32
+    assert limit(kv_usage=None) == 24
 
 
 @pytest.mark.parametrize("unknown", ["running", "waiting"])
@@ -87,6 +99,12 @@ def test_it_comes_back_at_once_to_what_was_proven_after_a_cut() -> None:
 def test_spare_leaves_the_rest_of_the_fraction_to_others() -> None:
     assert limit(SPARE, slots=40, told=True, others=5, waiting=0) == 15
     assert limit(SPARE, slots=40, told=True, others=30, waiting=0) == 1
+
+
+def test_spare_keeps_free_by_how_much_others_may_become_more() -> None:
+    nearly_all = LimitPolicy(share=Share.SPARE, spare_fraction=0.95)
+    assert limit(nearly_all, limit=100, slots=100, told=True, others=0) == 95
+    assert limit(nearly_all, limit=100, slots=100, told=True, others=25) == 65
 
 
 def test_spare_yields_at_once_when_others_would_queue() -> None:
@@ -149,7 +167,7 @@ def test_it_never_grows_while_something_waits(given_: LimitInputs, policy: Limit
         assert next_limit(given_, policy).value <= given_.limit
 
 
-def drive(slots: int, polls: int, policy: LimitPolicy = ALL, others: int = 0, start: int = 16) -> list[int]:
+def drive(slots: int, polls: int, policy: LimitPolicy = ALL, others: int = 0, start: int = 4) -> list[int]:
     """The limits of an engine with ``slots``, fed by a batch without end, poll after poll.
 
     Others' requests come before ours; what does not run, waits.
@@ -178,7 +196,7 @@ def test_a_batch_without_end_finds_the_slots_that_nobody_told(slots: int) -> Non
     assert all(slots <= value <= slots + queue_target(slots) + 1 for value in limits[-10:]), limits
 
 
-@pytest.mark.parametrize(("slots", "polls"), [(4, 3), (32, 5), (256, 8)])
+@pytest.mark.parametrize(("slots", "polls"), [(4, 4), (8, 3), (32, 9), (256, 14)])
 def test_it_is_there_within_a_few_polls(slots: int, polls: int) -> None:
     assert slots <= drive(slots, polls)[-1] <= slots + queue_target(slots) + 1
 
@@ -197,10 +215,39 @@ class TestLimiter:
         decision = Limiter(ALL).decide(make_view(limit=40, limit_version=7), make_load(max_running=200))
         assert decision.value == 40
 
-    def test_a_limit_cut_by_somebody_else_ends_the_doubling(self) -> None:
+    def test_a_worker_that_tells_nothing_keeps_the_limit_of_its_registration(self) -> None:
+        assert Limiter(ALL).decide(make_view(), make_load(waiting=0)).value == 16
+
+    def test_a_queue_of_one_moment_does_not_end_the_growth(self) -> None:
+        limiter = Limiter(ALL)
+        view = make_view(leases=16, limit_version=2)
+        assert limiter.decide(view, make_load(running=4, waiting=12)).value == 16
+        assert limiter.hurries
+        assert limiter.decide(view, make_load(running=16, waiting=0)).value == 24
+
+    def test_a_load_sampled_before_the_limit_was_set_is_no_reason_to_grow(self) -> None:
+        limiter, load = Limiter(ALL), make_load(running=16, waiting=0, sampled_at=1000.0)
+        view = make_view(leases=16, limit_version=2, limit_since=1000.5)
+        assert limiter.decide(view, load).value == 16
+        newer = load.model_copy(update={"sampled_at": 1001.0})
+        assert limiter.decide(view, newer).value == 24
+
+    def test_it_hurries_until_the_slots_are_known(self) -> None:
+        view = make_view(leases=16, limit_version=2)
+        limiter = Limiter(ALL)
+        for _ in range(2):
+            assert limiter.hurries
+            limiter.decide(view, make_load(running=8, waiting=8))
+        assert not limiter.hurries
+        told = Limiter(ALL)
+        told.decide(view, make_load(running=8, waiting=0, max_running=8))
+        assert not told.hurries
+        assert Limiter(SPARE).hurries
+
+    def test_a_limit_cut_by_somebody_else_ends_the_large_steps(self) -> None:
         limiter = Limiter(ALL)
         load = make_load(running=16, waiting=0)
-        assert limiter.decide(make_view(leases=16, limit_version=2), load).value == 32
+        assert limiter.decide(make_view(leases=16, limit_version=2), load).value == 24
         cut = make_view(leases=16, limit=16, limit_version=4)
         assert limiter.decide(cut, load).value == 18
 

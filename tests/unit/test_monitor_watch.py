@@ -288,22 +288,28 @@ async def test_a_limit_is_not_decided_twice_on_one_view(begin: Begin) -> None:
     view = make_view(leases=16, limit_version=5)
     first = await watch.tick(view, memo=True)
     assert first.limit is not None
-    assert first.limit.value == 32
+    assert first.limit.value == 24
     watch.limit_was_written(5)
     assert (await watch.tick(view, memo=True)).limit is None
-    newer = replace(view, limit=32, limit_version=6)
+    newer = replace(view, limit=24, limit_version=6)
     assert (await watch.tick(newer, memo=True)).limit is None
 
 
 @pytest.mark.parametrize(
     ("engine", "leases", "fast"),
-    [(sglang_engine(), 16, True), (sglang_engine(), 3, False), (vllm_engine(), 16, False)],
+    [(sglang_engine(), 16, True), (sglang_engine(), 3, False), (vllm_engine(), 16, True)],
 )
-async def test_a_pressed_worker_is_polled_faster_when_its_load_is_native(
+async def test_a_pressed_worker_is_polled_faster(
     begin: Begin, engine: Engine, leases: int, fast: bool
 ) -> None:
     found = await begin(engine).tick(make_view(leases=leases), memo=False)
     assert found.fast is fast
+
+
+async def test_gauges_are_read_fast_only_until_the_worker_was_full(begin: Begin) -> None:
+    watch = begin(vllm_engine(running=8, waiting=8))
+    view = make_view(leases=16, limit_version=2)
+    assert [(await watch.tick(view, memo=True)).fast for _ in range(3)] == [True, False, False]
 
 
 async def test_a_missing_key_is_the_reason_and_nothing_is_asked(begin: Begin) -> None:
