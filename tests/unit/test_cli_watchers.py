@@ -175,7 +175,8 @@ def test_a_worker_of_markup_like_name_is_shown_as_it_is():
     assert "[red]a:1" in rendered(fleet_table([worker("[red]a:1")]))
 
 
-def test_a_picture_that_is_closed_leaves_the_terminal_to_others():
+def test_a_picture_that_is_closed_leaves_the_terminal_to_others(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")  # a dumb terminal, as a build server's, gets no cursor to hide
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     watcher = LiveWatcher(console)
     watcher.started(RECORD, resumed=False)
