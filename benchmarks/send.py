@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -43,6 +43,7 @@ class Instant(asyncio.Protocol):
     """A server that answers every request alike, 20 ms later."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.received = b""
 
@@ -137,7 +138,7 @@ def main() -> None:
     finally:
         server.terminate()
         server.wait()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "loop": loop,
             "client": name,
@@ -153,7 +154,7 @@ def main() -> None:
         return
     print("{:<8} {:<30} {:>8} {:>12} {:>11}".format("loop", "client", "CPU us", "range", "requests/s"))
     for row in rows:
-        spread = "{}-{}".format(*row["cpu_us_range"])
+        spread = "-".join(str(cost) for cost in row["cpu_us_range"])
         print(f"{row['loop']:<8} {row['client']:<30} {row['cpu_us']:>8} {spread:>12} {row['per_second']:>11}")
 
 
