@@ -26,6 +26,7 @@ def dispatcher(
     queues: Annotated[str | None, typer.Option(help="comma-separated, most urgent first")] = None,
     name: Annotated[str | None, typer.Option(help="unique; by default made of host and process")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="serve /metrics on this port")] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="and on this address")] = None,
     drain_timeout: Annotated[
         float | None, typer.Option(help="seconds for what is in flight at the end")
     ] = None,
@@ -39,6 +40,7 @@ def dispatcher(
         "queues": tuple(part.strip() for part in queues.split(",") if part.strip()) if queues else None,
         "name": name,
         "metrics_port": metrics_port,
+        "metrics_host": metrics_host,
         "drain_timeout_s": drain_timeout,
         "log_level": log_level,
     }

@@ -62,14 +62,14 @@ class Exporter(Collector):
         )
 
     @contextlib.contextmanager
-    def serving(self, port: int | None) -> Iterator[None]:
-        """Serve the page at `/metrics`; None: do not."""
+    def serving(self, port: int | None, host: str) -> Iterator[int | None]:
+        """Serve the page at `/metrics` and give the port, 0 being any free one; None: do not."""
         if port is None:
-            yield
+            yield None
             return
-        server, thread = start_http_server(port, registry=self.registry)
+        server, thread = start_http_server(port, host, registry=self.registry)
         try:
-            yield
+            yield server.server_port
         finally:
             server.shutdown()
             server.server_close()

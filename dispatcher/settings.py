@@ -54,6 +54,7 @@ class DispatcherSettings(ServiceSettings):
     drain_timeout_s: float = Field(default=30.0, ge=0, description="SIGTERM: time for what is in flight")
     watch_interval_s: float = Field(default=1.0, gt=0, description="how soon a cancelled batch is noticed")
     metrics_port: int | None = Field(default=None, ge=0, le=65535, description="None: no metrics page")
+    metrics_host: str = Field(default="127.0.0.1", description="address of the metrics page")
 
     share: Literal["all", "spare"] = Field(
         default="all", description="all: the engines are ours alone. spare: they serve others first"

@@ -45,7 +45,7 @@ def monitor(
     log_level: Annotated[
         str | None, typer.Option(help="What to log: debug, info, warning or error. Default: info.")
     ] = None,
-    log_form: Annotated[Literal["text", "json"], typer.Option(help="How to log.")] = "text",
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="How to log.")] = "text",
 ) -> None:
     """Watch the fleet: readiness, loads, limits, stalls. Several may run; they share the workers."""
     flags: dict[str, Any] = {
@@ -63,7 +63,7 @@ def monitor(
     try:
         settings = MonitorSettings(**{flag: value for flag, value in flags.items() if value is not None})
         given = [WorkerSpec(url=normalise_url(url)) for url in worker or ()]
-        logs.configure(level=settings.log_level, form=log_form)
+        logs.configure(level=settings.log_level, form=log_format)
         uvloop.run(run(settings, given))
     except (GiveUp, ValidationError) as error:
         complaint = explain(error) if isinstance(error, ValidationError) else error

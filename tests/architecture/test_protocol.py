@@ -123,7 +123,9 @@ def _of_monitor() -> list[Metric]:
 
 
 def _of_dispatcher() -> list[Metric]:
-    placement: Any = SimpleNamespace(in_flight=1, waiting=1, without_worker=None)
+    placement: Any = SimpleNamespace(
+        in_flight=1, waiting=1, without_worker=None, hedging=SimpleNamespace(made=1)
+    )
     exporter = dispatcher_exporter.Exporter("name", placement)
     seen: Any = SimpleNamespace(
         held=SimpleNamespace(worker_id="a"), outcome=SimpleNamespace(label=Label.OK), elapsed_s=1.0
