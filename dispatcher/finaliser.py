@@ -59,7 +59,7 @@ class Finaliser:
 
     async def _end(self, entry: Entry, totals: Totals) -> None:
         final = _final_status(entry)
-        folder = f"batches/{entry.id}"
+        files = self._storage.files(entry.id)
         await self._ledger.move(
             entry.id,
             final,
@@ -69,14 +69,14 @@ class Finaliser:
                 "failed": str(totals.failed),
                 "prompt_tokens": str(totals.prompt_tokens),
                 "completion_tokens": str(totals.completion_tokens),
-                "output_file_id": f"{folder}/{OUTPUT}" if totals.completed else "",
-                "error_file_id": f"{folder}/{ERRORS}" if totals.failed else "",
+                "output_file_id": files.file_id(OUTPUT) if totals.completed else "",
+                "error_file_id": files.file_id(ERRORS) if totals.failed else "",
             },
         )
         ended = await self._ledger.entry(entry.id)
         if ended is not None:
             record = record_of(ended).to_json()
-            await asyncio.to_thread(self._storage.files(entry.id).write, RECORD, record)
+            await asyncio.to_thread(files.write, RECORD, record)
         log.info(
             "batch ended",
             batch=entry.id,

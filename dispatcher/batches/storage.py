@@ -91,6 +91,10 @@ class BatchFiles:
         self._backend = backend
         self._folder = f"{_BATCHES}/{batch_id}"
 
+    def file_id(self, name: str) -> str:
+        """The file's path below the storage's URL, by which records name it."""
+        return self._at(name)
+
     def write(self, name: str, data: bytes, *, replace: bool = True) -> None:
         """Store a whole file atomically and durably; it is there when this returns.
 
