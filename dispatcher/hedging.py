@@ -17,20 +17,15 @@ MOST_TOKENS = 0.05
 class Hedging:
     """Keeps the account of second attempts."""
 
-    def __init__(self, speeds: Speeds, *, enabled: bool) -> None:
+    def __init__(self, speeds: Speeds) -> None:
         self._speeds = speeds
-        self._enabled = enabled
         self._written = 0.0
         self._spent = 0.0
-        self.nothing_left = False
-        """Nothing is left to start: no request waits here, no job in the queues."""
+        self.due = False
+        """Whether to look for requests that gain by it: nothing is left to start, no request here and no job
+        in the queues."""
         self.made = 0
         """Second attempts made so far."""
-
-    @property
-    def due(self) -> bool:
-        """Whether it is time to look for requests that gain by a second attempt."""
-        return self._enabled and self.nothing_left
 
     def wrote(self, tokens: int) -> None:
         """An answer came; the account grows with it."""

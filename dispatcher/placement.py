@@ -246,7 +246,7 @@ class Placement:
     @property
     def _attentive(self) -> bool:
         """Whether what happens elsewhere matters now: somebody waits, or might get a second attempt."""
-        return bool(self._backlog) or (self.hedging.due and bool(self._held))
+        return bool(self._backlog) or (self.hedging.due and any(held.join for held in self._held.values()))
 
     async def _pass(self) -> None:
         await self._settle()

@@ -62,7 +62,7 @@ class Dispatcher:
             self._store,
             strategies,
             speeds,
-            Hedging(speeds, enabled=settings.may_hedge),
+            Hedging(speeds),
             owner=settings.name,
             rng=rng,
             view_interval_s=settings.view_interval_s,
@@ -89,6 +89,7 @@ class Dispatcher:
             owner=settings.name,
             part_lines=settings.part_lines,
             part_age_s=settings.part_age_s,
+            hedge=settings.may_hedge,
         )
         self._inline = InlineRunner(self.placement, attempts, deadline_s=settings.inline_deadline_s)
         self._finaliser = Finaliser(storage, self._ledger)
@@ -103,7 +104,7 @@ class Dispatcher:
         """Work until `end` is called, or SIGTERM or SIGINT comes; a second one stops at once."""
         self._listen_to_signals()
         claims = None
-        with self.exporter.serving(self.settings.metrics_port):
+        with self.exporter.serving(self.settings.metrics_port, self.settings.metrics_host):
             try:
                 claims = await self._open()
                 if claims is not None:
@@ -242,7 +243,7 @@ class Dispatcher:
                 claimed = None
                 if not suspended and self._shards.feeding < _MOST_FEEDING and not self._ending.is_set():
                     claimed = await self._bookkeeping.step(claims.claim)
-                self.placement.hedging.nothing_left = claimed is None and not self._shards.feeding
+                self.placement.hedging.due = claimed is None and not self._shards.feeding
             except StoreUnavailable as error:
                 log.warning("cannot take jobs now", error=str(error))
                 await self._pause(PAUSE_S[1])

@@ -88,9 +88,12 @@ class ShardRunner:
         owner: str,
         part_lines: int,
         part_age_s: float,
+        hedge: bool,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`owner` is unique among dispatchers, also over restarts: part files are named after it."""
+        """`owner` is unique among dispatchers, also over restarts: part files are named after it. `hedge`:
+        whether requests of batches that do not say may get second attempts.
+        """
         self.storage = storage
         self.ledger = ledger
         self.placement = placement
@@ -98,6 +101,7 @@ class ShardRunner:
         self.owner = owner
         self.part_lines = part_lines
         self.part_age_s = part_age_s
+        self.hedge = hedge
         self.clock = clock
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
@@ -153,7 +157,7 @@ class _Run:
         self._urgency = urgency
         self._deadline_s = deadline_s
         self._detail = entry.fields.get("detail") != "0"
-        self._hedge = entry.fields.get("hedge") != "0"
+        self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), runner.hedge)
         self._strategy = entry.fields.get("strategy") or None
         self._writer = PartWriter(files, claim.shard, f"{claim.number}.{runner.owner}")
         self._one_writes = threading.Lock()

@@ -105,14 +105,18 @@ class Forebay:
         order: Literal["input", "completed"] = "input",
         detail: bool = True,
         strategy: str | None = None,
+        hedge: bool | None = None,
         window: str | float = "24h",
         metadata: Mapping[str, str] | None = None,
     ) -> BatchRecord:
         """Store, check and plan a batch file (a path, or a file open for reading bytes), and queue it.
 
         ``bad_lines="skip"`` lets good lines run and makes error lines of the bad ones; ``order`` is that of
-        the result files; ``detail`` adds the ``forebay`` key to each result; ``window`` is the time to the
-        deadline, as ``24h`` or in seconds. Raises RefusedInput, which lists the bad lines.
+        the result files; ``detail`` adds the ``forebay`` key to each result; ``strategy`` names how workers
+        are chosen; ``hedge`` says whether requests on slow workers may get a second attempt on faster ones at
+        the end (None, of both: as the dispatcher is set); ``window`` is the time to the deadline, as ``24h``
+        or in seconds. Raises RefusedInput, which lists the bad lines, and SettingsError for an unknown
+        strategy.
         """
         options = Options(
             queue=queue,
@@ -120,6 +124,7 @@ class Forebay:
             order=order,
             detail=detail,
             strategy=strategy,
+            hedge=hedge,
             window_s=parse_duration(str(window)),
             metadata=metadata,
         )

@@ -27,9 +27,11 @@ from dispatcher.batches.record import (
 from dispatcher.batches.storage import INPUT, RECORD, BatchFiles, Storage
 from forebay.durations import spell_duration
 from forebay.errors import RefusedInput
+from forebay.strategies import check_strategy
 from workers.connection import SyncRedis
 
 DAY_S = 86_400.0
+_HEDGE = {None: "", False: "0", True: "1"}
 _TIMES = frozenset(BatchRecord.model_fields)
 USUAL_SLOTS = 64
 """Requests at once that a plan is cut for while nothing is known of the fleet."""
@@ -37,13 +39,17 @@ USUAL_SLOTS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a person may say of a batch. ``window_s``: seconds from now to its deadline."""
+    """What a person may say of a batch. ``window_s``: seconds from now to its deadline.
+
+    ``strategy`` and ``hedge`` None: as the dispatcher is set.
+    """
 
     queue: str = "default"
     bad_lines: Literal["fail", "skip"] = "fail"
     order: Literal["input", "completed"] = "input"
     detail: bool = True
     strategy: str | None = None
+    hedge: bool | None = None
     priority: int = 0
     window_s: float = DAY_S
     metadata: Mapping[str, str] | None = None
@@ -62,8 +68,10 @@ def prepare(
 ) -> BatchRecord:
     """Store, check and plan a file under a new id; ``name`` is what people call it. Blocks.
 
-    Raises RefusedInput, then nothing is left behind, and StorageError.
+    Raises SettingsError for a strategy that is not known here, RefusedInput, then nothing is left behind, and
+    StorageError.
     """
+    check_strategy(options.strategy)
     files = storage.files(batch_id or new_batch_id(random.SystemRandom()))
     intake = take_in(
         source,
@@ -75,20 +83,20 @@ def prepare(
     )
     if intake.plan is None:
         raise RefusedInput(name, intake)
-    record = _record(files.batch_id, name, options, intake, intake.plan, now_s, slots)
+    record = _record(files, name, options, intake, intake.plan, now_s, slots)
     files.write(RECORD, record.to_json())
     return record
 
 
 def _record(
-    batch_id: str, name: str, options: Options, intake: Intake, plan: Plan, now_s: float, slots: int
+    files: BatchFiles, name: str, options: Options, intake: Intake, plan: Plan, now_s: float, slots: int
 ) -> BatchRecord:
     models = plan.models
     return BatchRecord(
-        id=batch_id,
+        id=files.batch_id,
         model=models[0] if len(models) == 1 else None,
         errors=intake.errors(),
-        input_file_id=f"{batch_id}/{INPUT}",
+        input_file_id=files.file_id(INPUT),
         completion_window=spell_duration(options.window_s),
         created_at=int(now_s),
         expires_at=int(now_s + options.window_s),
@@ -101,6 +109,7 @@ def _record(
             order=options.order,
             detail=options.detail,
             strategy=options.strategy,
+            hedge=options.hedge,
             slots=slots,
             shards=plan.shard_count,
         ),
@@ -169,6 +178,7 @@ def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
         "input_name": (record.metadata or {}).get("input_name", ""),
         "detail": "1" if record.forebay.detail else "0",
         "strategy": record.forebay.strategy or "",
+        "hedge": _HEDGE[record.forebay.hedge],
     }
 
 

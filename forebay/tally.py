@@ -16,9 +16,13 @@ from workers.fleet import WorkerView
 
 @dataclass(slots=True)
 class Share:
-    """What one worker answered: result lines, tokens that it generated, seconds that they took together."""
+    """What one worker answered: result lines, tokens that it generated, seconds that they took together.
+
+    ``sent_again``: those of the lines that were sent more than once, to it or to others.
+    """
 
     requests: int = 0
+    sent_again: int = 0
     tokens: int = 0
     latency_s: float = 0.0
 
@@ -30,6 +34,7 @@ class Share:
 
 class _Detail(msgspec.Struct):
     worker: str | None = None
+    attempts: int = 0
     latency_s: float | None = None
 
 
@@ -54,6 +59,7 @@ def count(lines: Iterable[bytes]) -> dict[str, Share]:
             continue
         share = shares.setdefault(line.forebay.worker, Share())
         share.requests += 1
+        share.sent_again += line.forebay.attempts > 1
         share.latency_s += line.forebay.latency_s or 0.0
         if line.response is not None:
             share.tokens += read_usage(bytes(line.response.body)).completion_tokens or 0

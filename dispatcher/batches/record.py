@@ -102,7 +102,8 @@ class BatchOptions(_Frozen):
     """What Forebay knows of a batch beyond OpenAI's fields.
 
     `slots` is for how many requests at once the plan was cut, `shards` into how many pieces; both are None
-    until it is planned. `priority` orders batches within a queue, higher first.
+    until it is planned. `priority` orders batches within a queue, higher first. `hedge` says whether its
+    requests may get second attempts; None: as the dispatcher is set.
     """
 
     queue: str = "default"
@@ -111,6 +112,7 @@ class BatchOptions(_Frozen):
     order: Literal["input", "completed"] = "input"
     detail: bool = True
     strategy: str | None = None
+    hedge: bool | None = None
     slots: int | None = Field(default=None, ge=1)
     shards: int | None = Field(default=None, ge=0)
 

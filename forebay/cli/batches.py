@@ -17,6 +17,7 @@ from forebay.cli.options import (
     BadLines,
     BadLinesOption,
     BatchId,
+    HedgeOption,
     Json,
     NoDetail,
     Order,
@@ -44,6 +45,7 @@ def submit(
     order: OrderOption = Order.INPUT,
     no_detail: NoDetail = False,
     strategy: StrategyOption = None,
+    hedge: HedgeOption = None,
     window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
     json: Json = False,
 ) -> None:
@@ -59,6 +61,7 @@ def submit(
             order=order.value,
             detail=not no_detail,
             strategy=strategy,
+            hedge=hedge,
             window=window,
         )
     _print(record, json=json)

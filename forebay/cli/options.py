@@ -64,16 +64,22 @@ NoDetail = Annotated[
 ]
 
 
-class Strategy(StrEnum):
-    """For what kind of requests workers are chosen."""
-
-    BATCH = "batch"
-    CHAT = "chat"
-    LONG_CONTEXT = "long-context"
-
-
 StrategyOption = Annotated[
-    Strategy | None, typer.Option("--strategy", help="How workers are chosen. Default: the dispatcher's.")
+    str | None,
+    typer.Option(
+        "--strategy",
+        metavar="NAME",
+        help="How workers are chosen: batch, chat, long-context, or one that is configured. "
+        "Default: the dispatcher's.",
+    ),
+]
+HedgeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--hedge/--no-hedge",
+        help="At the end, give requests on slow workers a second attempt on faster ones. "
+        "Default: as the dispatcher is set.",
+    ),
 ]
 
 

@@ -19,6 +19,7 @@ from forebay.cli.live import LiveWatcher
 from forebay.cli.options import (
     BadLines,
     BadLinesOption,
+    HedgeOption,
     Json,
     NoDetail,
     Order,
@@ -93,6 +94,7 @@ def run(
     order: OrderOption = Order.INPUT,
     no_detail: NoDetail = False,
     strategy: StrategyOption = None,
+    hedge: HedgeOption = None,
     window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
     wait_ready: Annotated[
         float, duration("--wait-ready", "How long to wait for the first ready worker.")
@@ -139,6 +141,7 @@ def run(
             order=order.value,
             detail=not no_detail,
             strategy=strategy,
+            hedge=hedge,
             window_s=window,
         ),
         wait_ready_s=wait_ready,

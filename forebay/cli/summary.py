@@ -51,11 +51,12 @@ def show(console: Console, outcome: Outcome, *, known_tokens_per_s: float | None
     if shares:
         console.print(share_table(shares))
         console.print()
-    for line in _lines(outcome, bound_of(outcome, known_tokens_per_s)):
+    sent_again = sum(share.sent_again for share in shares.values())
+    for line in _lines(outcome, bound_of(outcome, known_tokens_per_s), sent_again):
         console.print(Text(line), soft_wrap=True)
 
 
-def _lines(outcome: Outcome, bound: Bound | None) -> list[str]:
+def _lines(outcome: Outcome, bound: Bound | None, sent_again: int) -> list[str]:
     counts = outcome.record.request_counts
     usage = outcome.record.usage
     generated = usage.output_tokens if usage else 0
@@ -71,6 +72,8 @@ def _lines(outcome: Outcome, bound: Bound | None) -> list[str]:
             f"({outcome.batch_s:.1f} s over {bound.seconds:.1f} s, tokens over capacity: "
             f"{rate(bound.capacity_tokens_per_s)} tokens/s, {bound.source})"
         )
+    if sent_again:
+        lines.append(f"sent more than once: {sent_again:,} lines, after a failure or on a faster worker")
     if outcome.saved is not None:
         lines += [f"results: {outcome.saved.output}"] if outcome.saved.output else []
         lines += [f"failed lines: {outcome.saved.errors}"] if outcome.saved.errors else []

@@ -78,6 +78,7 @@ def answer(forebay, batch_id, shard, *, ok=True, done=True):
 
 def test_a_submitted_file_is_known_in_progress_and_queued(forebay):
     record = forebay.submit(a_file(), metadata={"team": "a"})
+    assert record.input_file_id == f"batches/{record.id}/input.jsonl"
     assert record.status is BatchStatus.IN_PROGRESS
     assert record.request_counts.total == LINES
     assert record.model == "m"
@@ -115,7 +116,7 @@ def test_a_crash_between_ledger_and_queue_is_repaired_by_publishing_again(foreba
 
 
 def test_a_batch_is_opened_again_from_its_files_alone(forebay, redis_url):
-    record = forebay.submit(a_file(), order="completed", detail=False, strategy="chat")
+    record = forebay.submit(a_file(), order="completed", detail=False, strategy="chat", hedge=False)
     before = dict(forebay._portal.call(forebay.desk.entry, record.id).fields)
     with redis.Redis.from_url(redis_url) as server:
         server.flushall()
@@ -128,7 +129,8 @@ def test_a_batch_is_opened_again_from_its_files_alone(forebay, redis_url):
     assert {k: v for k, v in after.items() if k not in told_anew} == {
         k: v for k, v in before.items() if k not in told_anew
     }
-    assert (after["order"], after["detail"], after["strategy"]) == ("completed", "0", "chat")
+    told = {name: after[name] for name in ("order", "detail", "strategy", "hedge")}
+    assert told == {"order": "completed", "detail": "0", "strategy": "chat", "hedge": "0"}
     assert int(after["expires_at"]) < int(before["expires_at"])
 
 
@@ -162,6 +164,16 @@ def test_bad_lines_that_are_skipped_count_as_failed(forebay):
     record = forebay.submit(a_file(3, bad=2), bad_lines="skip")
     assert (record.request_counts.total, record.request_counts.failed) == (5, 2)
     assert [item.line for item in record.errors.data] == [4, 5]
+
+
+def test_a_strategy_is_one_of_ours_or_configured_here(forebay, monkeypatch):
+    with pytest.raises(
+        SettingsError, match="no strategy is named quick; there are chat, batch, long-context"
+    ):
+        forebay.submit(a_file(), strategy="quick")
+    assert forebay.desk.storage.batch_ids() == []
+    monkeypatch.setenv("FOREBAY_SCHEDULER__STRATEGIES", '{"quick": {"weights": {"queue": 1}}}')
+    assert forebay.submit(a_file(), strategy="quick").forebay.strategy == "quick"
 
 
 def test_a_path_is_submitted_under_its_name(forebay, tmp_path):
@@ -347,7 +359,10 @@ def test_a_server_that_is_too_old_is_told(redis_url, tmp_path, monkeypatch):
 def test_an_unreachable_redis_is_told_at_once_and_leaves_no_thread(tmp_path):
     import threading
 
-    before = threading.active_count()
+    before = set(threading.enumerate())  # not their number: threads of earlier tests may end meanwhile
     with pytest.raises(StoreUnavailable, match="cannot reach Redis at unix:///nowhere"):
         Forebay("unix:///nowhere", str(tmp_path))
-    assert threading.active_count() == before
+    begun = set(threading.enumerate()) - before
+    for thread in begun:  # told to end by now, though it may not have come to it
+        thread.join(timeout=10)
+    assert not [thread.name for thread in begun if thread.is_alive()]

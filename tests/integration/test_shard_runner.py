@@ -43,6 +43,7 @@ class Answers:
 
     def __init__(self):
         self.asked = Counter()
+        self.requests = []
         self.wait_after = None
         self.reached = asyncio.Event()
         self.let_go = asyncio.Event()
@@ -52,6 +53,7 @@ class Answers:
     async def run(self, request):
         name = json.loads(request.body)["messages"][0]["content"]
         self.asked[name] += 1
+        self.requests.append(request)
         if self.wait_after is not None and self.asked.total() > self.wait_after:
             self.reached.set()
             await self.let_go.wait()
@@ -87,7 +89,7 @@ async def answers():
 @pytest.fixture
 def make_runner(storage, ledger, answers):
     def make(owner="d1", **changes):
-        settings = {"part_lines": 4, "part_age_s": 0.01} | changes
+        settings = {"part_lines": 4, "part_age_s": 0.01, "hedge": True} | changes
         return ShardRunner(storage, ledger, Room(), answers, owner=owner, **settings)
 
     return make
@@ -107,13 +109,23 @@ def batch_of(lines):
 
 
 @pytest.fixture
-async def batch(storage, ledger, rq_redis):
-    """A batch of one shard, in progress."""
-    now_s = await ledger.now()
-    record = prepare(storage, batch_of(LINES), name="in", options=Options(), now_s=now_s, slots=1)
-    await publish(ledger, rq_redis, storage.files(record.id))
-    assert (await ledger.entry(record.id)).shards >= 1
-    return record.id
+def submit(storage, ledger, rq_redis):
+    """Puts a batch in progress; gives its id."""
+
+    async def submit(**options):
+        now_s = await ledger.now()
+        record = prepare(
+            storage, batch_of(LINES), name="in", options=Options(**options), now_s=now_s, slots=1
+        )
+        await publish(ledger, rq_redis, storage.files(record.id))
+        return record.id
+
+    return submit
+
+
+@pytest.fixture
+async def batch(submit):
+    return await submit()
 
 
 async def run_all(runner, ledger, batch):
@@ -140,6 +152,18 @@ async def test_every_line_is_sent_once_and_durable_when_the_shard_is_done(
         5 * LINES,
     )
     assert entry.cost_done == entry.cost_total
+
+
+@pytest.mark.parametrize(
+    ("wish", "usual", "hedge"),
+    [(None, True, True), (None, False, False), (True, False, True), (False, True, False)],
+)
+async def test_a_batch_says_by_which_strategy_it_goes_and_whether_it_gets_second_attempts(
+    make_runner, ledger, submit, answers, wish, usual, hedge
+):
+    batch = await submit(strategy="chat", hedge=wish)
+    await run_all(make_runner(hedge=usual), ledger, batch)
+    assert {(request.need.strategy, request.hedge) for request in answers.requests} == {("chat", hedge)}
 
 
 async def test_a_shard_that_is_run_again_sends_nothing_and_counts_nothing_twice(

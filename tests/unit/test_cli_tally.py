@@ -13,8 +13,8 @@ from tests.fleets import NOW_S, load, view, worker
 USAGE = b'{"choices":[],"usage":{"prompt_tokens":5,"completion_tokens":40}}'
 
 
-def answered(worker_id, latency_s, body=USAGE):
-    detail = Detail(worker=worker_id, attempts=1, queued_s=0.0, latency_s=latency_s)
+def answered(worker_id, latency_s, body=USAGE, attempts=1):
+    detail = Detail(worker=worker_id, attempts=attempts, queued_s=0.0, latency_s=latency_s)
     return result_line("a", record_id="r", request_id="q", status_code=200, body=body, detail=detail)
 
 
@@ -22,6 +22,11 @@ def test_requests_tokens_and_time_are_counted_by_worker():
     shares = count([answered("a:1", 1.0), answered("a:1", 3.0), answered("b:1", 0.5, b'"no usage"')])
     assert (shares["a:1"].requests, shares["a:1"].tokens, shares["a:1"].mean_latency_s) == (2, 80, 2.0)
     assert (shares["b:1"].requests, shares["b:1"].tokens) == (1, 0)
+
+
+def test_lines_that_were_sent_more_than_once_are_counted():
+    shares = count([answered("a:1", 1.0), answered("a:1", 1.0, attempts=2), answered("b:1", 1.0, attempts=3)])
+    assert [shares[name].sent_again for name in ("a:1", "b:1")] == [1, 1]
 
 
 def test_lines_that_name_no_worker_are_left_out():

@@ -89,7 +89,7 @@ def make(store, *, view_interval_s=0.001):
         store,
         Strategies(SchedulerPolicy()),
         speeds,
-        Hedging(speeds, enabled=False),
+        Hedging(speeds),
         owner="d",
         rng=random.Random(1),
         view_interval_s=view_interval_s,

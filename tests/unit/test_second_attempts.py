@@ -50,10 +50,9 @@ def test_what_should_have_ended_long_ago_waits_in_its_engine_and_is_worth_it():
     assert chosen([running("a", since_s=0, tokens=50)], {"fast": 1}, now_s=100) == [Hedge("a", "fast")]
 
 
-def account(*, enabled=True, answers=100, tokens=100):
+def account(*, answers=100, tokens=100):
     speeds = Speeds()
-    hedging = Hedging(speeds, enabled=enabled)
-    hedging.nothing_left = True
+    hedging = Hedging(speeds)
     for _ in range(answers):
         speeds.saw("slow", tokens, 1.0, allowed=tokens)
         hedging.wrote(tokens)
@@ -70,14 +69,6 @@ def test_second_attempts_cost_a_bounded_part_of_all_tokens():
             begun += 1
     assert begun * 100 == MOST_TOKENS * 100 * 100
     assert hedging.made == begun
-
-
-def test_nothing_is_due_while_something_is_left_to_start_or_when_it_is_switched_off():
-    hedging = account()
-    assert hedging.due
-    hedging.nothing_left = False
-    assert not hedging.due
-    assert not account(enabled=False).due
 
 
 def test_answers_as_long_as_allowed_are_foretold_and_others_are_not():
