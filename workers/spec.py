@@ -37,7 +37,8 @@ def normalise_url(text: str) -> str:
     query or a fragment (a key belongs into a variable or file, see ``api_key_env`` and ``api_key_file``).
     """
     parts = urlsplit(text.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    spaced = any(sign.isspace() for sign in text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or spaced:
         raise InvalidWorkerUrl(f"{text!r} is not the URL of a worker; write http://HOST:PORT")
     if parts.username is not None or parts.password is not None:
         raise InvalidWorkerUrl("a worker's URL may not carry credentials; use --api-key-env NAME instead")

@@ -46,6 +46,7 @@ def test_default_ports_go_and_other_paths_stay(given_url, wanted):
         "http:///v1",
         "http://h:99999",
         "http://h:port",
+        "http://no url at all",
         "http://h?x=1",
         "http://h#x",
         "http://user@h",
