@@ -29,6 +29,18 @@ app = typer.Typer(
 
 Name = Annotated[str, typer.Argument(metavar="WORKER", help="The worker's URL or id.")]
 
+_MOMENTS = frozenset(
+    {
+        "since",
+        "limit_since",
+        "until",
+        "deferred_until",
+        "drain_until",
+        "open_until",
+        "sampled_at",
+        "received_at",
+    }
+)
 _SHOWN_LOAD = ("running", "waiting", "kv_usage_max", "used_tokens", "gen_throughput")
 
 
@@ -102,12 +114,13 @@ def list_(redis: Redis = None, json: Json = False) -> None:
 def show(name: Name, redis: Redis = None, json: Json = False) -> None:
     """Show all that is known of a worker, and why it stands as it does."""
     with open_client(redis) as forebay:
+        fleet = forebay.workers.view()
         view = forebay.workers.show(name)
         memo = forebay.workers.memos().get(view.id)
     if json:
         print_json(shapes.worker(view, memo))
     else:
-        print_table(_details(view, memo))
+        print_table(_details(view, memo, now_s=fleet.now_s))
 
 
 @app.command()
@@ -193,10 +206,11 @@ def _loads_table(swept: Sequence[Swept]) -> Table:
     return table
 
 
-def _details(view: WorkerView, memo: Memo | None) -> Table:
+def _details(view: WorkerView, memo: Memo | None, *, now_s: float) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in _flat(shapes.worker(view, memo)):
-        table.add_row(Text(name, style="bold"), Text(_spelled(value)))
+        moment = name.rpartition(".")[2] in _MOMENTS and value is not None
+        table.add_row(Text(name, style="bold"), Text(_distance(value, now_s) if moment else _spelled(value)))
     return table
 
 
@@ -208,6 +222,12 @@ def _flat(shape: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
         else:
             rows.append((prefix + name, value))
     return rows
+
+
+def _distance(moment_s: float, now_s: float) -> str:
+    """How far off a moment is, for people; their clocks need not agree with Redis'."""
+    seconds = round(moment_s - now_s)
+    return f"in {seconds} s" if seconds > 0 else f"{-seconds} s ago"
 
 
 def _spelled(value: Any) -> str:

@@ -288,6 +288,25 @@ async def test_two_monitors_share_the_fleet_and_the_one_that_stays_takes_it_all(
         assert len(one.fleet.mine) == 12
 
 
+async def test_in_steady_state_no_worker_is_asked_by_two_monitors(store: FleetStore) -> None:
+    names = [f"w{number}" for number in range(12)]
+    await register(store, *names)
+    first, second = (Hosts(**{name: vllm_engine() for name in names}) for _ in range(2))
+    async with (
+        running(store, first, "first", heartbeat_s=3.0) as one,
+        running(store, second, "second", heartbeat_s=3.0) as other,
+    ):
+        await other.fleet.wait_past(other.fleet.want())
+        async with asyncio.timeout(20):
+            while one.fleet.mine | other.fleet.mine != {*names} or one.fleet.mine & other.fleet.mine:
+                await one.fleet.wait_past(one.fleet.want())
+        first.asked.clear()
+        second.asked.clear()
+        await first.until(lambda: all(first.asked[worker] >= 10 for worker in one.fleet.mine))
+        await second.until(lambda: all(second.asked[worker] >= 10 for worker in other.fleet.mine))
+        assert (first.asked.keys(), second.asked.keys()) == (one.fleet.mine, other.fleet.mine)
+
+
 class FlakyStore(FleetStore):
     """A store whose Redis can be taken away."""
 

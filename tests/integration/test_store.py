@@ -207,6 +207,22 @@ async def test_another_observer_of_the_same_restart_changes_nothing(store):
     assert await store.next_incarnation(B, 1, "never registered") == 0
 
 
+async def test_a_new_life_starts_from_a_first_limit_whatever_the_last_one_had_learned(store):
+    await ready(store, A, limit=200)
+    seen = await worker(store, A)
+    await store.next_incarnation(A, seen.incarnation, "start time changed")
+    view = await worker(store, A)
+    assert (view.limit, view.limit_reason, view.limit_version) == (16, "first limit of a new life", 1)
+    assert not await store.write_limit(A, seen.incarnation, 400, "late", seen=1)
+
+
+async def test_a_new_life_has_the_limit_that_a_person_gave(store):
+    given = await store.register(WorkerSpec(url=f"http://{A}", max_running=8))
+    await store.write_limit(A, given.incarnation, 9, "test", seen=1)
+    await store.next_incarnation(A, given.incarnation, "start time changed")
+    assert (await worker(store, A)).limit == 8
+
+
 async def test_live_monitors_are_named_and_silent_ones_forgotten(store):
     assert await store.monitor_heartbeat("b", 60) == ("b",)
     assert await store.monitor_heartbeat("a", 60) == ("a", "b")
