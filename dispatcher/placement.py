@@ -436,7 +436,9 @@ class Placement:
             if held.join is not None
         ]
         for hedge in self.hedging.pick(running, free, self._known_speeds, now_s) if free and running else ():
-            await self._join(self._held[hedge.lease], hedge.worker_id)
+            first = self._held.get(hedge.lease)
+            if first is not None:  # else it ended while another's second attempt was being placed
+                await self._join(first, hedge.worker_id)
 
     async def _join(self, first: Held, worker_id: str) -> None:
         need = first.need

@@ -81,10 +81,11 @@ def need(model="llama", cost=10):
     return Need(model=model, prompt_tokens=2, asked_tokens=8, cost_tokens=cost)
 
 
-def make(store, *, view_interval_s=0.001):
+def make(store, *, view_interval_s=0.001, rates=None):
+    """`rates`: tokens per second and sequence that each worker was seen to write."""
     speeds = Speeds()
     for name in store.limits:
-        speeds.saw(name, 100, 1.0)
+        speeds.saw(name, 100, 100 / (rates or {}).get(name, 100.0))
     return Placement(
         store,
         Strategies(SchedulerPolicy()),
@@ -281,3 +282,32 @@ async def test_nothing_waits_once_a_worker_appears():
     async with passes(placement):
         task = asyncio.create_task(placement.lease(replace(need(), tried=frozenset({A})), 1))
         assert (await task).worker_id == A  # tried, but there is no other
+
+
+async def test_requests_that_end_while_second_attempts_are_being_placed_get_none():
+    store = Store(**{A: 3, B: 0})
+    placement = make(store, rates={B: 1000.0})
+    asked, held = [], []
+    acquire = store.acquire
+
+    async def all_end_meanwhile(asks):
+        if held:
+            asked.extend(ask.candidates for ask in asks)
+            for one in held:
+                one.join = None
+                placement.give_back(one, Verdict.SUCCESS)
+        return await acquire(asks)
+
+    store.acquire = all_end_meanwhile
+    async with passes(placement) as running:
+        granted = [await placement.lease(need(), 1) for _ in range(3)]
+        for one in granted:
+            one.join = lambda second: pytest.fail("a request that has ended got a second attempt")
+        held += granted
+        placement.hedging.wrote(100_000)
+        placement.hedging.due = True
+        store.limits[B] = 3
+        placement.saw_answer(B, 100, 0.1, None)  # wakes it
+        await until(lambda: running.done() or (asked and not store.leases and not placement.in_flight))
+        assert not running.done()
+    assert asked == [(B,)]
