@@ -42,7 +42,9 @@ def choose(
     *,
     foretold: bool,
 ) -> list[Hedge]:
-    """Second attempts for the free slots of faster workers, fastest first, least progressed first.
+    """Second attempts for the free slots of faster workers: the fastest slot to whom the slowest worker holds.
+
+    Among those of one worker the least progressed goes first: its second attempt repeats the least work.
 
     `free`: slots by worker. `speeds`: tokens per second and sequence, of the workers whose speed is known.
     `foretold`: answers get about as long as their ceiling says, so what is nearly done is left alone.
@@ -52,7 +54,8 @@ def choose(
         key=lambda worker: -speeds[worker],
     )
     waiting = sorted(
-        (one for one in running if one.worker_id in speeds), key=lambda one: _progress(one, speeds, now_s)
+        (one for one in running if one.worker_id in speeds),
+        key=lambda one: (speeds[one.worker_id], _progress(one, speeds, now_s)),
     )
     hedges: list[Hedge] = []
     for one in waiting:

@@ -174,6 +174,12 @@ class Placement:
             self._viewed_at = -float("inf")  # it need not be scouted any more
             self._wake.set()
 
+    def note_left(self, *, nothing: bool) -> None:
+        """Hear whether nothing is left to start, here and in the queues: then second attempts are due."""
+        if nothing and not self.hedging.due:
+            self._wake.set()  # faster workers may idle already
+        self.hedging.due = nothing
+
     def close(self) -> None:
         """Grant no lease any more: all who wait, and whoever comes, get Closing."""
         self._closing = True
@@ -231,7 +237,7 @@ class Placement:
         by_worker: dict[str, list[str]] = defaultdict(list)
         for held in self._held.values():
             by_worker[held.worker_id].append(held.lease)
-        gone = await self._store.renew(by_worker)
+        gone = [lease for lease in await self._store.renew(by_worker) if lease in self._held]
         if gone:
             log.warning("leases ended before they were renewed", count=len(gone))
 

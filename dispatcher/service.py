@@ -39,7 +39,7 @@ from workers.store import FleetStore
 log = structlog.get_logger(__name__)
 
 _MOST_FEEDING = 2
-_IDLE_S = (0.02, 0.25)
+_IDLE_S = (0.02, 0.1)
 _SUSPENSION_CHECK_S = 1.0
 
 
@@ -243,7 +243,7 @@ class Dispatcher:
                 claimed = None
                 if not suspended and self._shards.feeding < _MOST_FEEDING and not self._ending.is_set():
                     claimed = await self._bookkeeping.step(claims.claim)
-                self.placement.hedging.due = claimed is None and not self._shards.feeding
+                self.placement.note_left(nothing=claimed is None and not self._shards.feeding)
             except StoreUnavailable as error:
                 log.warning("cannot take jobs now", error=str(error))
                 await self._pause(PAUSE_S[1])
