@@ -237,7 +237,7 @@ class Placement:
         by_worker: dict[str, list[str]] = defaultdict(list)
         for held in self._held.values():
             by_worker[held.worker_id].append(held.lease)
-        gone = [lease for lease in await self._store.renew(by_worker) if lease in self._held]
+        gone = await self._store.renew(by_worker)
         if gone:
             log.warning("leases ended before they were renewed", count=len(gone))
 

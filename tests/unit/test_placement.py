@@ -286,7 +286,7 @@ async def test_nothing_waits_once_a_worker_appears():
 
 async def test_requests_that_end_while_second_attempts_are_being_placed_get_none():
     store = Store(**{A: 3, B: 0})
-    placement = make(store, rates={B: 1000.0})
+    placement = make(store, view_interval_s=0.0, rates={B: 1000.0})
     asked, held = [], []
     acquire = store.acquire
 
@@ -305,9 +305,8 @@ async def test_requests_that_end_while_second_attempts_are_being_placed_get_none
             one.join = lambda second: pytest.fail("a request that has ended got a second attempt")
         held += granted
         placement.hedging.wrote(100_000)
-        placement.hedging.due = True
         store.limits[B] = 3
-        placement.saw_answer(B, 100, 0.1, None)  # wakes it
+        placement.note_left(nothing=True)
         await until(lambda: running.done() or (asked and not store.leases and not placement.in_flight))
         assert not running.done()
     assert asked == [(B,)]
