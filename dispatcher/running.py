@@ -26,6 +26,7 @@ from dispatcher.finaliser import Finaliser
 from dispatcher.inline import InlineRequestError, InlineRunner
 from dispatcher.placement import Closing
 from dispatcher.shard import ShardEnd, ShardRunner
+from dispatcher.stop import Stop
 from workers.connection import SyncRedis
 from workers.errors import StoreUnavailable, TryAgain
 
@@ -43,7 +44,8 @@ _STORAGE_PAUSE_S = 5.0
 class Interruption(StrEnum):
     """Why a running job was cancelled.
 
-    ending: this service stops. stopped: RQ's stop-job. unwanted: its batch was cancelled, or is gone.
+    ending: this service stops. stopped: RQ's stop-job, on an inline request. unwanted: its batch was
+    cancelled, or is gone.
     """
 
     ENDING = auto()
@@ -58,6 +60,8 @@ class _Running:
     begun: bool = False
     """A task that is cancelled before its first step would never tell its end."""
     interruption: Interruption | None = None
+    stop: Stop = field(default_factory=Stop)
+    """RQ's stop-job, on a shard: it goes on to its end, sending nothing more."""
     ending: bool = False
     """Its end is being told: too late for an interruption, which would tell another one."""
 
@@ -126,10 +130,20 @@ class RunningJobs:
     # -- interruptions --------------------------------------------------------------------------------------
 
     def stop(self, job_id: str) -> None:
-        """Stop a job because someone asked through RQ; nothing happens when it is not held."""
+        """Stop a job because someone asked through RQ; nothing happens when it is not held.
+
+        A finaliser is not stopped: its batch would never end.
+        """
         for one in list(self._running.values()):
-            if one.claimed.id == job_id:
-                one.interrupt(Interruption.STOPPED)
+            if one.claimed.id != job_id:
+                continue
+            match one.claimed.function:
+                case jobs.RUN_SHARD:
+                    one.stop.want()
+                case jobs.RUN_REQUEST:
+                    one.interrupt(Interruption.STOPPED)
+                case _:
+                    log.warning("a finaliser is not stopped", job=job_id)
 
     def interrupt_all(self) -> None:
         """Stop everything that is left: the service ends. Jobs are handed back."""
@@ -181,7 +195,9 @@ class RunningJobs:
         given = _arguments(claimed)
         match claimed.function:
             case jobs.RUN_SHARD:
-                end = await self._shards.run(str(given["batch_id"]), int(given["shard"]), urgency)
+                end = await self._shards.run(
+                    str(given["batch_id"]), int(given["shard"]), urgency, running.stop
+                )
                 await self._after_shard(running, end)
             case jobs.RUN_REQUEST:
                 answer = await self._inline.run(claimed.id, urgency, **given)
@@ -220,9 +236,12 @@ class RunningJobs:
                 await self._tell(running, self._claims.drop)
             case ShardEnd.BATCH_DONE | ShardEnd.NOT_WANTED:
                 await self._queue_finaliser(running)
-                await self._tell(running, self._claims.finish)
+                await self._acknowledge(running)
             case ShardEnd.DONE:
-                await self._tell(running, self._claims.finish)
+                await self._acknowledge(running)
+
+    async def _acknowledge(self, running: _Running) -> None:
+        await self._tell(running, self._claims.stop if running.stop.wanted else self._claims.finish)
 
     async def _queue_finaliser(self, running: _Running) -> None:
         batch_id = str(running.batch_id)

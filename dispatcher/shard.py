@@ -27,6 +27,7 @@ from dispatcher.batches.results import Detail, Usage, error_line, read_usage, re
 from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.placement import Closing, Placement
 from dispatcher.scheduler.question import Need
+from dispatcher.stop import Stop
 from workers.errors import Fenced, StoreUnavailable
 
 log = structlog.get_logger(__name__)
@@ -37,6 +38,7 @@ _MOST_UNWRITTEN = 4
 """Parts' worth of results that may wait for the storage before no more lines are sent."""
 _PAUSE_S = (0.5, 30.0)
 LATE = "batch_expired"
+STOPPED = "job_stopped"
 _NO_USAGE = Usage(None, None)
 
 
@@ -106,14 +108,15 @@ class ShardRunner:
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
 
-    async def run(self, batch_id: str, shard: int, urgency: int) -> ShardEnd:
+    async def run(self, batch_id: str, shard: int, urgency: int, stop: Stop | None = None) -> ShardEnd:
         """Answer what is unanswered of a shard. Raises StorageError when its plan or input cannot be read.
 
-        Cancelling it closes its connections and keeps what came back so far.
+        Cancelling it closes its connections and keeps what came back so far; so does `stop`, after which
+        every line that is left ends with an error, and the shard as ever.
         """
         self.feeding += 1
         try:
-            run, todo = await self._begin(batch_id, shard, urgency)
+            run, todo = await self._begin(batch_id, shard, urgency, stop or Stop())
         except BaseException:
             self.feeding -= 1
             raise
@@ -123,7 +126,7 @@ class ShardRunner:
         return await run.to_its_end(todo)
 
     async def _begin(
-        self, batch_id: str, shard: int, urgency: int
+        self, batch_id: str, shard: int, urgency: int, stop: Stop
     ) -> tuple[_Run | None, Sequence[PlannedRequest]]:
         entry = await self.ledger.entry(batch_id)
         claim = await self.ledger.claim(batch_id, shard, self.owner) if entry else ""
@@ -131,7 +134,7 @@ class ShardRunner:
             return None, ()
         files = self.storage.files(batch_id)
         plan = await asyncio.to_thread(open_plan, files)
-        run = _Run(self, entry, claim, files, urgency, await self._deadline(entry))
+        run = _Run(self, entry, claim, files, urgency, await self._deadline(entry), stop)
         return run, await asyncio.to_thread(run.pick_up, plan)
 
     async def _deadline(self, entry: Entry) -> float:
@@ -149,6 +152,7 @@ class _Run:
         files: BatchFiles,
         urgency: int,
         deadline_s: float,
+        stop: Stop,
     ) -> None:
         self._runner = runner
         self._batch_id = entry.id
@@ -156,6 +160,7 @@ class _Run:
         self._files = files
         self._urgency = urgency
         self._deadline_s = deadline_s
+        self._stop = stop
         self._detail = entry.fields.get("detail") != "0"
         self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), runner.hedge)
         self._strategy = entry.fields.get("strategy") or None
@@ -223,7 +228,7 @@ class _Run:
     async def _send_in_chunks(self, todo: Sequence[PlannedRequest], group: asyncio.TaskGroup) -> None:
         shared = _shared_prefixes(todo)
         for start in range(0, len(todo), _CHUNK):
-            await self._runner.placement.room()
+            await self._room()
             await self._storage_keeps_up()
             if self._left_open:
                 return
@@ -233,6 +238,11 @@ class _Run:
                 group.create_task(self._answer(planned, line, shared))
             await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
 
+    async def _room(self) -> None:
+        if not self._stop.wanted:
+            with self._stop.ends_waiting():
+                await self._runner.placement.room()
+
     async def _storage_keeps_up(self) -> None:
         while len(self._unwritten) > _MOST_UNWRITTEN * self._runner.part_lines:
             self._written.clear()
@@ -240,7 +250,7 @@ class _Run:
 
     async def _answer(self, planned: PlannedRequest, line: Line, shared: frozenset[int]) -> None:
         try:
-            answer = await self._runner.attempts.run(self._request(planned, line, shared))
+            answer = await self._ask(self._request(planned, line, shared))
         except Closing:
             self._left_open = True
             return
@@ -262,6 +272,12 @@ class _Run:
         self._unwritten.append(result)
         if len(self._unwritten) in (1, self._runner.part_lines):
             self._due.set()
+
+    async def _ask(self, request: Request) -> Answered | Unanswered:
+        if not self._stop.wanted:
+            with self._stop.ends_waiting():
+                return await self._runner.attempts.run(request)
+        return Unanswered(STOPPED, "its job was stopped before it was answered", Course())
 
     def _request(self, planned: PlannedRequest, line: Line, shared: frozenset[int]) -> Request:
         need = Need(

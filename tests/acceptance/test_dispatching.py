@@ -14,8 +14,11 @@ from collections import Counter
 
 import pytest
 from rq import Queue
+from rq.command import send_stop_job_command
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from dispatcher import queues
 from forebay.desk import Desk
 from forebay.settings import FrontSettings
 from forebay.simulator.faults import AnswerFault, CutBodyFault, OddBodyFault, ResetFault
@@ -210,6 +213,24 @@ async def test_a_cancelled_batch_aborts_what_runs_and_keeps_what_is_done(rig):
     answered = sum(record.outcome == "answered" for record in engine.stats.log)
     assert durable <= len(results.output) <= answered
     assert (await rig.worker(engine.url)).leases == 0
+
+
+async def test_the_lines_of_a_stopped_job_end_as_error_lines_and_so_does_the_batch(rig):
+    engine = await rig.engine(slots=8, tokens_per_s=100.0)
+    rig.monitor()
+    rig.dispatcher("d1")
+    batch = await rig.submit([row(f"long{number}", tokens=5000) for number in range(4)], slots=4)
+    shards = [queues.shard_job_id(batch, shard) for shard in range((await rig.entry(batch)).shards)]
+    await rig.until(lambda: engine.load().running == 4, "the long ones run")
+    for shard in shards:
+        send_stop_job_command(rig.rq_redis, shard, serializer=JSONSerializer)
+    status, results = await rig.ended(batch)
+    assert (status, results.codes) == ("completed", {"job_stopped"})
+    assert results.all_names == sorted(f"long{number}" for number in range(4))
+    await rig.until(lambda: engine.load().running == 0, "the engine runs nothing any more")
+    for shard in shards:
+        job = Job.fetch(shard, connection=rig.rq_redis, serializer=JSONSerializer)
+        assert job.get_status() == "stopped"
 
 
 async def test_a_batch_past_its_deadline_sends_nothing(rig):

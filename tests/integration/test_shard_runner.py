@@ -13,12 +13,14 @@ import pytest
 from dispatcher.attempts import Answered, Course, Unanswered
 from dispatcher.batches.errors import StorageFullError
 from dispatcher.batches.ledger import Ledger
-from dispatcher.batches.parts import done_lines
+from dispatcher.batches.parts import done_lines, shard_entries
+from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.placement import Closing
 from dispatcher.reply import Reply
-from dispatcher.shard import LATE, ShardEnd, ShardRunner
+from dispatcher.shard import LATE, STOPPED, ShardEnd, ShardRunner
+from dispatcher.stop import Stop
 from forebay.submission import Options, prepare, publish
 from workers.connection import connect_sync
 
@@ -321,6 +323,62 @@ async def test_lines_that_are_late_make_the_batch_late(make_runner, ledger, batc
     await run_all(make_runner(), ledger, batch)
     entry = await ledger.entry(batch)
     assert (entry.completed, entry.failed, entry.fields["late"]) == (LINES - 1, 1, "1")
+
+
+async def test_a_stopped_shard_keeps_its_answers_and_ends_every_other_line_with_an_error(
+    make_runner, ledger, storage, batch, answers
+):
+    answers.wait_after = 3
+    stop = Stop()
+    task = asyncio.create_task(make_runner().run(batch, 0, 1, stop))
+    await answers.reached.wait()
+    stop.want()
+    assert await task in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    answers.wait_after = None
+    await run_all(make_runner("d2"), ledger, batch)
+    entry = await ledger.entry(batch)
+    assert (entry.completed + entry.failed, entry.shards_done) == (LINES, entry.shards)
+    kept = list(shard_entries(storage.files(batch), 0))
+    assert len({result.line for result in kept}) == len(kept) == len(open_plan(storage.files(batch)).shard(0))
+    codes = [json.loads(result.record)["error"]["code"] for result in kept if not result.ok]
+    assert set(codes) == {STOPPED}
+    assert len(kept) - len(codes) == 3
+
+
+async def test_a_shard_that_is_stopped_before_it_begins_sends_nothing(make_runner, ledger, batch, answers):
+    stop = Stop()
+    stop.want()
+    runner = make_runner()
+    assert await runner.run(batch, 0, 1, stop) in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    assert (answers.asked, runner.feeding) == (Counter(), 0)
+    assert (await ledger.entry(batch)).failed > 0
+
+
+async def test_a_stop_ends_waiting_for_room(make_runner, batch, answers, monkeypatch):
+    waits = asyncio.Event()
+
+    async def no_room(_):
+        waits.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Room, "room", no_room)
+    stop = Stop()
+    task = asyncio.create_task(make_runner().run(batch, 0, 1, stop))
+    await waits.wait()
+    stop.want()
+    assert await task in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    assert answers.asked == Counter()
+
+
+async def test_a_cancellation_that_meets_a_stop_stays_a_cancellation(make_runner, batch, answers):
+    answers.wait_after = 0
+    stop = Stop()
+    task = asyncio.create_task(make_runner().run(batch, 0, 1, stop))
+    await answers.reached.wait()
+    stop.want()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
 
 
 @pytest.mark.parametrize("status", [BatchStatus.CANCELLING, BatchStatus.CANCELLED])
