@@ -41,7 +41,7 @@ _SGLANG_MARKS = frozenset({"chunked_prefill_size", "mem_fraction_static", "sched
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """``runtime`` None: the worker did not answer, ask again. GENERIC: it answered, and is none we know."""
+    """``runtime`` None: the worker did not answer well, ask again. GENERIC: it did, and is none we know."""
 
     runtime: Runtime | None
     version: str | None = None
@@ -71,9 +71,16 @@ def identify(
         return Detection(Runtime.SGLANG, _word(info.get("version")) or number)
     if number is not None:
         return Detection(Runtime.VLLM, number)
-    if isinstance(version, NoAnswer) or isinstance(server_info, NoAnswer):
+    if any(map(_in_trouble, (models, version, server_info))):
         return Detection(None)
     return Detection(Runtime.GENERIC)
+
+
+def _in_trouble(answer: Answer | NoAnswer | None) -> bool:
+    """Whether the worker might say something else in a moment."""
+    if answer is None or isinstance(answer, NoAnswer):
+        return answer is not None
+    return answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501)
 
 
 def _owner(models: Answer | None) -> Runtime | None:

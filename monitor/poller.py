@@ -90,7 +90,7 @@ class Poller:
         source = found.load.source if found.load is not None else LoadSource.NONE
         self._on_poll(source.value, loop.time() - started)
         await self._write(view, watch, found)
-        return found.fast
+        return found.fast or found.reborn is not None
 
     def _watching(self, view: WorkerView) -> Watch:
         if self._watch is None or self._watch.incarnation != view.incarnation:

@@ -7,7 +7,7 @@ belongs to ``watch``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -27,7 +27,8 @@ class Readiness:
     """``ready`` None: nothing was learned (a slow answer is not a dead worker [vllm-project/vllm#38157]).
 
     ``models`` holds every name served, LoRA adapters included; None: it did not say. ``max_model_len`` is the
-    smallest context length of its base models, in tokens. ``models_answer`` is kept for runtime detection.
+    smallest context length of its base models, in tokens. ``models_answer`` is kept for runtime detection,
+    whatever its status.
     """
 
     ready: bool | None
@@ -44,7 +45,7 @@ async def check(client: httpx.AsyncClient, target: Target, *, deadline: float) -
     if found.ready is not False or isinstance(models, NoAnswer):
         return found
     health = judge_health(await get(client, target, HEALTH_PATH, deadline=deadline))
-    return health if health.ready else found
+    return replace(health, models_answer=models) if health.ready else found
 
 
 def judge_models(answer: Answer | NoAnswer) -> Readiness:

@@ -40,6 +40,8 @@ class Reading:
     form: Form
     verdict: ProbeVerdict | None = None
     reason: str = ""
+    page_reason: str = ""
+    """The part of ``reason`` that is about the metrics page."""
     used: Mapping[Field, str] | None = None
     unreached: bool = False
     """There was no connection at all: the worker may be gone."""
@@ -79,7 +81,14 @@ class Gauges:
             client, target, self.path, self._reader, models, deadline=deadline, sent_s=sent_s
         )
         reason = "" if found.load is not None else f"{reading.reason}; {found.reason}".lstrip("; ")
-        return replace(reading, load=found.load, reason=reason, used=found.used, unreached=found.unreached)
+        return replace(
+            reading,
+            load=found.load,
+            reason=reason,
+            page_reason=found.reason,
+            used=found.used,
+            unreached=found.unreached,
+        )
 
 
 async def read_load(

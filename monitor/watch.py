@@ -115,6 +115,8 @@ class Watch:
         self._gauges = Gauges(view.runtime, view.id, settings.mappings)
         self._used: object = None
         self._detected = False
+        self._doubt = False
+        self._amiss = ""
         self._identity = Identity() if reborn else Identity(view.load, view.version)
         self._lifecycle = Lifecycle(settings.readiness_interval_s, settings.unready_after)
         self._readiness = view.reason
@@ -136,7 +138,8 @@ class Watch:
         except MissingKeyError as error:
             return Findings(state=self._news(view, StateFinding(WorkerState.UNREADY, str(error))))
         state = StateFinding(view.state, self._readiness)
-        if self._lifecycle.due(view.state, self._now()):
+        memo = memo and not self._doubt
+        if self._doubt or self._lifecycle.due(view.state, self._now()):
             state, reborn = await self._look(view, target, deadline)
             if reborn is not None:
                 return Findings(reborn=reborn, state=state)
@@ -150,6 +153,7 @@ class Watch:
         self, view: WorkerView, target: Target, deadline: float
     ) -> tuple[StateFinding, str | None]:
         """The state that follows from a look, and why this is another life, if it is."""
+        self._detected, self._doubt = self._detected and not self._doubt, False
         found = await check(self._client, target, deadline=deadline)
         now_s = self._now()
         state = self._lifecycle.next_state(view.state, found, now_s)
@@ -166,11 +170,11 @@ class Watch:
         self, view: WorkerView, target: Target, found: Readiness, finding: StateFinding, deadline: float
     ) -> tuple[StateFinding, str | None]:
         detected = await detect(self._client, target, found.models_answer, deadline=deadline)
-        self._detected = detected.runtime is not None
+        self._detected = detected.runtime not in (None, Runtime.GENERIC)
         if self._gauges.runtime is None and detected.runtime is not None:
             self._gauges = Gauges(detected.runtime, view.id, self._settings.mappings)
         finding = replace(finding, runtime=detected.runtime, version=detected.version)
-        return finding, self._identity.meet_version(detected.version)
+        return finding, _changed(view, detected.runtime) or self._identity.meet_version(detected.version)
 
     def _news(self, view: WorkerView, finding: StateFinding) -> StateFinding | None:
         """The finding, unless it was told before and still stands."""
@@ -205,10 +209,21 @@ class Watch:
         if reading.load is None:
             if reading.unreached:
                 self._lifecycle.look_soon()
-            return found
+            return replace(found, fast=self._doubts(reading))
+        self._amiss = ""
         if (reborn := self._identity.meet(reading.load)) is not None:
             return Findings(reborn=reborn)
         return self._conclude(view, reading.load, found)
+
+    def _doubts(self, reading: Reading) -> bool:
+        """Whether all that is known of the worker has to be asked anew: something else is amiss than before.
+
+        It may have restarted between two polls, as something else; a memo would hide what it serves now.
+        """
+        # The probe's part changes with the memo alone.
+        amiss = reading.page_reason or reading.reason
+        self._doubt, self._amiss = amiss != self._amiss, amiss
+        return self._doubt
 
     def _conclude(self, view: WorkerView, load: Load, found: Findings) -> Findings:
         """What a fresh load leads to: rates, limit, stall."""
@@ -265,3 +280,12 @@ def _note(reading: Reading) -> str:
     verdict = reading.verdict
     inconclusive = verdict is not None and verdict.verdict is Verdict.INCONCLUSIVE
     return f"/v1/loads: {verdict.reason}" if verdict is not None and inconclusive else ""
+
+
+def _changed(view: WorkerView, detected: Runtime | None) -> str | None:
+    """Why a worker that runs something else than before must live another life."""
+    if view.runtime_given or None in (view.runtime, detected):
+        return None
+    if detected is Runtime.GENERIC or detected is view.runtime:
+        return None
+    return f"its runtime changed from {view.runtime} to {detected}"

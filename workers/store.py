@@ -337,6 +337,7 @@ class FleetStore:
             id=worker,
             url=record["url"],
             runtime=Runtime(runtime) if runtime else None,
+            runtime_given=bool(record.get("given_runtime")),
             state=WorkerState(record["state"]),
             incarnation=int(record["incarnation"]),
             models=frozenset(given_models or _unpacked(record.get("models", ""))),

@@ -64,6 +64,14 @@ def test_a_version_alone_is_vllm() -> None:
     )
 
 
+@pytest.mark.parametrize("status", [408, 429, 500, 503])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_whoever_is_in_trouble_is_not_called_generic_for_it(status: int, place: int) -> None:
+    answers: list[Answer] = [owned_by("acme"), NOT_FOUND, NOT_FOUND]
+    answers[place] = Answer(status, {}, b"")
+    assert identify(*answers).runtime is None
+
+
 def test_whoever_answers_and_is_none_of_them_is_generic() -> None:
     assert identify(owned_by("acme"), NOT_FOUND, answer("[]")).runtime is Runtime.GENERIC
 

@@ -239,6 +239,44 @@ async def test_a_changed_version_is_a_new_life_and_its_state_belongs_to_it(begin
     assert found.state.version == "0.32.0"
 
 
+async def test_a_worker_that_became_something_else_between_two_polls_is_found_out_despite_its_memo(
+    begin: Begin,
+) -> None:
+    engine = vllm_engine()
+    watch = begin(engine)
+    view = make_view(runtime=Runtime.VLLM)
+    assert (await watch.tick(view, memo=True)).load is not None
+    engine.replies = sglang_engine().replies
+    amiss = await watch.tick(view, memo=True)
+    assert (amiss.load, amiss.fast) == (None, True)
+    found = await watch.tick(view, memo=True)
+    assert found.reborn == "its runtime changed from vllm to sglang"
+    assert found.state is not None
+    assert found.state.runtime is Runtime.SGLANG
+
+
+async def test_what_a_person_said_that_a_worker_runs_is_never_found_to_have_changed(begin: Begin) -> None:
+    view = make_view(runtime=Runtime.VLLM, runtime_given=True)
+    found = await begin(sglang_engine(), view).tick(view, memo=False)
+    assert found.reborn is None
+    assert found.load is not None
+
+
+async def test_metrics_that_stay_broken_are_doubted_once_and_then_cost_one_request_a_tick(
+    begin: Begin,
+) -> None:
+    engine = vllm_engine()
+    watch = begin(engine)
+    await watch.tick(make_view(), memo=True)
+    engine.replies["/metrics"] = reply(status=500)
+    engine.requests.clear()
+    fast = [(await watch.tick(make_view(), memo=True)).fast for _ in range(4)]
+    assert engine.asked.count("/metrics") == 4
+    assert engine.asked.count(SECTIONS) == 1
+    assert engine.asked[-1:] == ["/metrics"]
+    assert fast == [True, False, False, False]
+
+
 async def test_what_is_stored_of_the_last_life_is_no_sign_in_the_next(begin: Begin) -> None:
     view = make_view(load=make_load(generation_tokens_total=5000), version="0.31.0")
     found = await begin(vllm_engine(tokens=3), view, reborn=True).tick(view, memo=False)
