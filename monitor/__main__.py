@@ -4,5 +4,8 @@ import typer
 
 from monitor.command import monitor
 
+app = typer.Typer(pretty_exceptions_enable=False)  # a log is no place for a framed traceback
+app.command()(monitor)
+
 if __name__ == "__main__":
-    typer.run(monitor)
+    app()
