@@ -54,6 +54,10 @@ class Request:
     late_code: str
     hedge: bool = False
     """Whether a second attempt may be made of it while the first runs."""
+    custom_id: str = ""
+    """What its author calls it; this and what follows is for records only."""
+    batch_id: str | None = None
+    batch_lines: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +97,17 @@ class _Attempted:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """Which of a request's attempts one is, from 1, and how long it waited for its lease.
+
+    None: it did not wait, it is a second attempt beside one that runs.
+    """
+
+    number: int
+    waited_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Seen:
     """One attempt as an onlooker sees it: for metrics and records, never for decisions."""
 
@@ -100,6 +115,7 @@ class Seen:
     held: Held
     outcome: Outcome
     elapsed_s: float
+    turn: Turn
 
 
 class Attempts:
@@ -139,18 +155,21 @@ class Attempts:
         history, course, need = History(), Course(), request.need
         started_s = self._clock()
         while True:
+            asked_s = self._clock()
             try:
-                async with asyncio.timeout(request.deadline_s - self._clock()):
+                async with asyncio.timeout(request.deadline_s - asked_s):
                     held = await self._placement.lease(need, request.urgency)
             except TimeoutError:
                 return Unanswered(request.late_code, "no worker took it before its time was over", course)
+            granted_s = self._clock()
             course = replace(
                 course,
                 worker=held.worker_id,
                 attempts=course.attempts + 1,
-                queued_s=self._clock() - started_s,
+                queued_s=granted_s - started_s,
             )
-            attempted, attempts = await self._race(request, held, history)
+            turn = Turn(course.attempts, granted_s - asked_s)
+            attempted, attempts = await self._race(request, held, history, turn)
             answer = attempted.answer
             course = replace(
                 course,
@@ -180,10 +199,12 @@ class Attempts:
                 case _:
                     assert_never(step)
 
-    async def _race(self, request: Request, held: Held, history: History) -> tuple[_Attempted, int]:
+    async def _race(
+        self, request: Request, held: Held, history: History, turn: Turn
+    ) -> tuple[_Attempted, int]:
         """One attempt, or two of which one wins; and how many there were."""
         if not request.hedge:
-            return await self._attempt(request, held, history), 1
+            return await self._attempt(request, held, history, turn), 1
         race: Race[_Attempted] = Race(_is_usable)
         joined: list[Held] = []
 
@@ -192,15 +213,15 @@ class Attempts:
                 self._end(second, CANCELLED)
                 return
             joined.append(second)
-            race.join(self._attempt(request, second, history))
+            race.join(self._attempt(request, second, history, Turn(turn.number + 1, None)))
 
         held.join = join
         try:
-            return await race.run(self._attempt(request, held, history)), 1 + len(joined)
+            return await race.run(self._attempt(request, held, history, turn)), 1 + len(joined)
         finally:
             held.join = None
 
-    async def _attempt(self, request: Request, held: Held, history: History) -> _Attempted:
+    async def _attempt(self, request: Request, held: Held, history: History, turn: Turn) -> _Attempted:
         remaining_s = request.deadline_s - self._clock()
         planned_s = read_timeout_s(
             request.need.asked_tokens, request.need.prompt_tokens, self._request_timeout_s, self._slowest_rate
@@ -227,7 +248,7 @@ class Attempts:
             return _Attempted(answer, outcome, held)
         finally:
             self._end(held, outcome)
-            self._onlooker(Seen(request, held, outcome, elapsed_s))
+            self._onlooker(Seen(request, held, outcome, elapsed_s, turn))
 
     def _end(self, held: Held, outcome: Outcome) -> None:
         defer_s = outcome.defer_s

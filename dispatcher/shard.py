@@ -164,6 +164,7 @@ class _Run:
         self._detail = entry.fields.get("detail") != "0"
         self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), runner.hedge)
         self._strategy = entry.fields.get("strategy") or None
+        self._lines = entry.total
         self._writer = PartWriter(files, claim.shard, f"{claim.number}.{runner.owner}")
         self._one_writes = threading.Lock()
         """A cancelled write goes on in its thread, beside which the last results are written."""
@@ -297,6 +298,9 @@ class _Run:
             deadline_s=self._deadline_s,
             late_code=LATE,
             hedge=self._hedge,
+            custom_id=line.custom_id,
+            batch_id=self._batch_id,
+            batch_lines=self._lines,
         )
 
     def _result(self, line: Line, answer: Answered | Unanswered) -> Result:

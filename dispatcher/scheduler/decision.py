@@ -69,7 +69,9 @@ class Explanation(BaseModel):
     refusals: dict[str, str]
     """What the last acquire on a worker was answered, of the workers that were refused."""
     candidates: tuple[CandidateScores, ...]
-    """Best total first."""
+    """Best total first; as many as were asked for."""
+    candidate_count: int
+    """How many there were."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Account:
     totals: Column | None = None
     over: Mask | None = None
 
-    def explain(self, picked: str | None) -> Explanation:
+    def explain(self, picked: str | None, most: int | None = None) -> Explanation:
         return Explanation(
             strategy=self.strategy.name,
             picker=self.strategy.picker_name,
@@ -97,7 +99,8 @@ class Account:
             weights={scorer.name: share for scorer, share in self.strategy.shares},
             dropped=self._dropped(),
             refusals=dict(self.refusals),
-            candidates=self._candidates(),
+            candidates=self._candidates(picked, most),
+            candidate_count=0 if self.candidates is None else int(np.count_nonzero(self.candidates)),
         )
 
     def _dropped(self) -> dict[str, tuple[str, ...]]:
@@ -108,10 +111,12 @@ class Account:
             before = after
         return dropped
 
-    def _candidates(self) -> tuple[CandidateScores, ...]:
+    def _candidates(self, picked: str | None, most: int | None) -> tuple[CandidateScores, ...]:
         if self.totals is None or self.candidates is None:
             return ()
         places = sorted(np.flatnonzero(self.candidates), key=(-self.totals).__getitem__)
+        if most is not None:
+            places = [place for rank, place in enumerate(places) if rank < most or self.ids[place] == picked]
         return tuple(
             CandidateScores(
                 worker=self.ids[place],
@@ -137,8 +142,9 @@ class Chosen:
     def pick(self) -> str:
         return self.candidates[0]
 
-    def explain(self) -> Explanation:
-        return self.account.explain(self.pick)
+    def explain(self, most: int | None = None) -> Explanation:
+        """The account for people: all candidates, or the best ``most`` and the pick."""
+        return self.account.explain(self.pick, most)
 
 
 @dataclass(frozen=True, slots=True)
