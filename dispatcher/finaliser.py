@@ -9,8 +9,8 @@ import asyncio
 
 import structlog
 
-from dispatcher.batches.errors import MissingLinesError
-from dispatcher.batches.finalise import Fill, Totals, fill_with, finalise
+from dispatcher.batches.errors import MissingLinesError, ShardsLeftError
+from dispatcher.batches.finalise import Fill, Totals, fill_with, finalise, incomplete_shards
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
@@ -31,11 +31,15 @@ class Finaliser:
     async def run(self, batch_id: str) -> None:
         """Write the files and flip the status; nothing happens to a batch that has ended or is gone.
 
-        Raises MissingLinesError when a line has no result (the batch is in progress again), StorageError.
+        Raises ShardsLeftError when shards have to be run first, as when results have vanished from the
+        storage (the batch is in progress then), and StorageError.
         """
         entry = await self._ledger.entry(batch_id)
         if entry is None or BatchStatus(entry.status).final:
             return
+        if entry.status == BatchStatus.IN_PROGRESS and entry.shards_done < entry.shards:
+            done = await self._ledger.shards_done(batch_id)
+            raise ShardsLeftError([shard for shard in range(entry.shards) if shard not in done])
         if entry.status != BatchStatus.CANCELLING:
             await self._ledger.move(
                 batch_id, BatchStatus.FINALIZING, among=[BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING]
@@ -43,9 +47,10 @@ class Finaliser:
         try:
             totals = await asyncio.to_thread(self._make_files, entry)
         except MissingLinesError as error:
-            log.error("a batch is not complete", batch=batch_id, error=str(error))
-            await self._ledger.move(batch_id, BatchStatus.IN_PROGRESS, among=[BatchStatus.FINALIZING])
-            raise
+            shards = await asyncio.to_thread(self._incomplete, batch_id)
+            log.error("results have vanished", batch=batch_id, error=str(error), shards=shards)
+            await self._ledger.reopen(batch_id, shards)
+            raise ShardsLeftError(shards) from error
         await self._end(entry, totals)
 
     def _make_files(self, entry: Entry) -> Totals:
@@ -56,6 +61,10 @@ class Finaliser:
             order="completed" if entry.fields.get("order") == "completed" else "input",
             fill=_fill(entry),
         )
+
+    def _incomplete(self, batch_id: str) -> list[int]:
+        files = self._storage.files(batch_id)
+        return incomplete_shards(files, open_plan(files))
 
     async def _end(self, entry: Entry, totals: Totals) -> None:
         final = _final_status(entry)
@@ -70,6 +79,7 @@ class Finaliser:
                 "prompt_tokens": str(totals.prompt_tokens),
                 "completion_tokens": str(totals.completion_tokens),
                 "output_file_id": files.file_id(OUTPUT) if totals.completed else "",
+                "trouble": "",
                 "error_file_id": files.file_id(ERRORS) if totals.failed else "",
             },
         )

@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 
 from dispatcher import jobs, queues
-from dispatcher.batches.errors import BatchError
+from dispatcher.batches.errors import BatchError, ShardsLeftError
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
@@ -210,8 +210,19 @@ class RunningJobs:
     async def _finalise(self, running: _Running, batch_id: str) -> None:
         while await self._still_kept(running.claimed.queue.name, batch_id):  # noqa: ASYNC110 - see below
             await asyncio.sleep(PAUSE_S[0])  # other processes have no event for us
-        await self._finaliser.run(batch_id)
-        await self._tell(running, self._claims.finish)
+        try:
+            await self._finaliser.run(batch_id)
+        except ShardsLeftError as error:
+            queue = running.claimed.queue.name
+            await self._bookkeeping.surely(
+                queues.enqueue_shards, self._rq_redis, queue, batch_id, error.shards
+            )
+            # This job stays: the last shard cannot queue it while it is there, and looks again for those
+            # whose own jobs were just ending.
+            await self._pause(PAUSE_S[0])
+            await self._tell(running, self._claims.hand_back)
+        else:
+            await self._tell(running, self._claims.finish)
 
     async def _still_kept(self, queue: str, batch_id: str) -> bool:
         """Whether somebody still runs a shard of a cancelled batch: it stops soon, keeping what it has."""
@@ -266,10 +277,13 @@ class RunningJobs:
         if running.batch_id is not None:
             with contextlib.suppress(StoreUnavailable):
                 await self._ledger.set_fields(running.batch_id, {"trouble": f"{self._owner}: {causes}"})
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_STORAGE_PAUSE_S):
-                await self._ending.wait()
+        await self._pause(_STORAGE_PAUSE_S)
         await self._tell(running, self._claims.hand_back)
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._ending.wait()
 
 
 def _arguments(claimed: Claimed) -> dict[str, Any]:

@@ -12,11 +12,14 @@
     │   ├── DamagedPartError          a part file; names the file and its line
     │   └── ChangedInputError         input.jsonl no longer holds what was planned
     ├── MissingLinesError         run the missing lines, then finalise again
+    ├── ShardsLeftError           run these shards, then finalise again
     ├── IllegalMoveError          our bug: a batch's status cannot change so
     └── InvalidNameError          our bug, or an attack: this id may not become a path
 
 A bad line of an input file is no exception: it is a value, see `parse.BadLine`.
 """
+
+from collections.abc import Sequence
 
 from workers.errors import ForebayError
 
@@ -77,6 +80,14 @@ class MissingLinesError(BatchError):
         super().__init__(f"{missing} accepted lines have no result (lines {listed})")
         self.missing = missing
         self.first = first
+
+
+class ShardsLeftError(BatchError):
+    """A batch cannot be finalised yet: these shards, by number, are not done."""
+
+    def __init__(self, shards: Sequence[int]) -> None:
+        super().__init__(f"shards {', '.join(map(str, shards))} are not done")
+        self.shards = tuple(shards)
 
 
 class IllegalMoveError(BatchError):

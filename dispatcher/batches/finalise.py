@@ -18,7 +18,14 @@ from dispatcher.batches.backend import Sink
 from dispatcher.batches.disk import read_at
 from dispatcher.batches.errors import ChangedInputError, DamagedPartError, MissingLinesError
 from dispatcher.batches.parse import read_custom_id
-from dispatcher.batches.parts import INVALID_PART, INVALID_SHARD, Entry, first_entries, shard_entries
+from dispatcher.batches.parts import (
+    INVALID_PART,
+    INVALID_SHARD,
+    Entry,
+    done_lines,
+    first_entries,
+    shard_entries,
+)
 from dispatcher.batches.plan import Plan
 from dispatcher.batches.ranges import Range, blocks, read_joined
 from dispatcher.batches.results import Usage, error_line, record_id
@@ -77,6 +84,15 @@ def finalise(
         _write(files, spool, table[rows])
     completed = int(table["ok"].sum())
     return Totals(completed, len(table) - completed, index.prompt_tokens, index.completion_tokens)
+
+
+def incomplete_shards(files: BatchFiles, plan: Plan) -> list[int]:
+    """Number the shards of which a line has no durable result. Raises `DamagedPartError`, `StorageError`."""
+    return [
+        shard
+        for shard in range(plan.shard_count)
+        if {request.line for request in plan.shard(shard)} - done_lines(files, shard).keys()
+    ]
 
 
 class _Index:

@@ -132,6 +132,12 @@ class Ledger:
             raise Fenced(f"shard {claim.shard} of {claim.batch_id} was claimed anew")
         return Standing(int(shards_done), int(shards), str(status))
 
+    async def reopen(self, batch_id: str, shards: Iterable[int]) -> None:
+        """Take back that these shards are done; a batch that was being finalised is in progress again."""
+        await self._scripts.run(
+            "reopen_shards", [keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id)], list(shards)
+        )
+
     async def entry(self, batch_id: str) -> Entry | None:
         """One batch, or None."""
         with translated():

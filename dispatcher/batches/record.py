@@ -27,7 +27,8 @@ class BatchStatus(StrEnum):
     """Entered when its shards are queued; left when the last one is done, at the deadline, or by cancel."""
 
     FINALIZING = "finalizing"
-    """Entered when every line has a result; left when both result files are written."""
+    """Entered when every shard is done; left when both result files are written, or back to in_progress when
+    results turn out to be missing from the storage."""
 
     COMPLETED = "completed"
     """Both files are written and every line was tried, however many failed. Final."""
@@ -52,7 +53,7 @@ MOVES: Mapping[BatchStatus, frozenset[BatchStatus]] = {
     _S.VALIDATING: frozenset({_S.IN_PROGRESS, _S.FAILED, _S.CANCELLING, _S.EXPIRED}),
     _S.IN_PROGRESS: frozenset({_S.FINALIZING, _S.FAILED, _S.CANCELLING, _S.EXPIRED}),
     # All lines have results here, so there is nothing left to cancel.
-    _S.FINALIZING: frozenset({_S.COMPLETED, _S.FAILED, _S.EXPIRED}),
+    _S.FINALIZING: frozenset({_S.COMPLETED, _S.FAILED, _S.EXPIRED, _S.IN_PROGRESS}),
     _S.CANCELLING: frozenset({_S.CANCELLED, _S.FAILED}),
     _S.COMPLETED: frozenset(),
     _S.FAILED: frozenset(),

@@ -19,6 +19,7 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from dispatcher import queues
+from dispatcher.batches.ledger import Tally
 from forebay.desk import Desk
 from forebay.settings import FrontSettings
 from forebay.simulator.faults import AnswerFault, CutBodyFault, OddBodyFault, ResetFault
@@ -231,6 +232,22 @@ async def test_the_lines_of_a_stopped_job_end_as_error_lines_and_so_does_the_bat
     for shard in shards:
         job = Job.fetch(shard, connection=rig.rq_redis, serializer=JSONSerializer)
         assert job.get_status() == "stopped"
+
+
+async def test_lines_whose_results_vanished_before_the_end_are_sent_again(rig):
+    await rig.engine()
+    rig.monitor()
+    batch = await rig.submit(rows(20), slots=4)
+    shards = (await rig.entry(batch)).shards
+    for shard in range(shards):
+        claim = await rig.ledger.claim(batch, shard, "test")
+        await rig.ledger.progress(claim, "test", Tally(), done=True)
+    queues.drop_shards(rig.rq_redis, "default", batch, range(shards))
+    queues.enqueue_finalise(rig.rq_redis, "default", batch)
+    rig.dispatcher("d1")
+    status, results = await rig.ended(batch)
+    assert (status, results.names) == ("completed", [f"c{number}" for number in range(20)])
+    assert len(rig.sent) == 20
 
 
 async def test_a_batch_past_its_deadline_sends_nothing(rig):
