@@ -42,7 +42,7 @@ def choose(
     *,
     foretold: bool,
 ) -> list[Hedge]:
-    """Second attempts for the free slots of faster workers: the fastest slot to whom the slowest worker holds.
+    """Second attempts for free slots of faster workers: the fastest slot to what the slowest worker holds.
 
     Among those of one worker the least progressed goes first: its second attempt repeats the least work.
 
