@@ -118,6 +118,25 @@ async def test_settling_twice_frees_one_lease_and_feeds_the_breaker_once(store):
     assert (await worker(store, A)).leases == 0
 
 
+async def test_failures_of_what_was_sent_before_a_worker_was_replaced_do_not_count(store):
+    await ready(store, A)
+    leases = [lease_id("d", number, 1) for number in range(3)]
+    grants = await store.acquire([Ask(lease, (A,)) for lease in leases])
+    await store.trip(A, None, "the old one stalled", seconds=60)
+    await store.register(WorkerSpec(url=f"http://{A}"), replace=True)
+    await store.write_state(A, (await worker(store, A)).incarnation, WorkerState.READY, models=["m"])
+    (new,) = await store.acquire([Ask(lease_id("d", 9, 1), (A,))])
+    assert new.epoch > max(grant.epoch for grant in grants)
+    ends = [
+        End(lease, A, grant.epoch, Verdict.FAILURE, "reset")
+        for lease, grant in zip(leases, grants, strict=True)
+    ]
+    assert await store.settle(ends) == 3
+    view = await worker(store, A)
+    assert (view.breaker, view.breaker_trips) == (BreakerState.CLOSED, 0)
+    assert await store.client.hget(keys.BREAKER.of(A), "failures") == "0"
+
+
 async def test_leases_that_nobody_renews_end_by_themselves(store):
     await ready(store, A, limit=1)
     store.lease_ttl_s = 0.001
