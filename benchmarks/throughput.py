@@ -1,0 +1,74 @@
+"""What dispatchers cost: requests a second, CPU for each, memory, with engines that answer at once.
+
+    python benchmarks/throughput.py [--requests 20000] [--dispatchers 1 2 3] [--body-bytes 2000] [--json]
+
+Four instant simulated engines with 64 slots each; everything on: leases, decisions, sending, durable
+results, metrics. Each row is a fleet of its own. On two cores the engines, Redis and the monitor take their
+part of the machine, so requests a second say less than CPU a request. Checked is that each line came back
+once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+
+from bench_fleet import MODEL, Engine, rig
+
+FLEET = tuple(Engine(0, 64, runtime, instant=True) for runtime in ("vllm", "sglang", "vllm", "sglang"))
+
+
+def write_batch(path: Path, count: int, body_bytes: int) -> None:
+    """Short answers to prompts of about so many bytes."""
+    prompt = "the water of the forebay feeds every turbine " * (body_bytes // 45 + 1)
+    with path.open("w", encoding="utf-8") as file:
+        for number in range(count):
+            content = f"{number} {prompt[: max(1, body_bytes - 150)]}"
+            body = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 16}
+            line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+            file.write(json.dumps(line) + "\n")
+
+
+async def measure(count: int, dispatchers: int, body_bytes: int) -> dict[str, float]:
+    """One run."""
+    with tempfile.TemporaryDirectory() as folder:
+        batch = Path(folder, "batch.jsonl")
+        write_batch(batch, count, body_bytes)
+        async with rig(FLEET, dispatchers=dispatchers) as made:
+            outcome = await made.run(batch)
+    assert (outcome.completed, outcome.failed, outcome.doubled) == (count, 0, 0), outcome
+    return {
+        "requests": count,
+        "dispatchers": dispatchers,
+        "elapsed_s": round(outcome.elapsed_s, 2),
+        "per_second": round(count / outcome.elapsed_s),
+        "cpu_us_per_request": round(outcome.cpu_s / count * 1e6),
+        "rss_mib": round(outcome.rss_mib),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure what dispatchers cost.")
+    parser.add_argument("--requests", type=int, default=20_000)
+    parser.add_argument("--dispatchers", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--body-bytes", type=int, default=2000)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows = [
+        asyncio.run(measure(arguments.requests, dispatchers, arguments.body_bytes))
+        for dispatchers in arguments.dispatchers
+    ]
+    if arguments.json:
+        print(json.dumps(rows, indent=2))
+        return
+    print("| " + " | ".join(rows[0]) + " |")
+    print("|" + "---|" * len(rows[0]))
+    for row in rows:
+        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+
+
+if __name__ == "__main__":
+    main()
