@@ -64,9 +64,9 @@ def identify(
     """What three answers together say; ``owned_by`` is the surest sign, a bare ``/version`` is vLLM's."""
     number = _word(_fields(version).get("version"))
     info = _fields(server_info)
-    owner = _owner(models)
-    if owner is not None:
-        return Detection(owner, number or _word(info.get("version")))
+    owned_by = owner(models)
+    if owned_by is not None:
+        return Detection(owned_by, number or _word(info.get("version")))
     if info.keys() & _SGLANG_MARKS:
         return Detection(Runtime.SGLANG, _word(info.get("version")) or number)
     if number is not None:
@@ -83,12 +83,13 @@ def _in_trouble(answer: Answer | NoAnswer | None) -> bool:
     return answer.status in (408, 429) or (answer.status >= 500 and answer.status != 501)
 
 
-def _owner(models: Answer | None) -> Runtime | None:
+def owner(models: Answer | None) -> Runtime | None:
+    """The runtime that ``owned_by`` of the models names; None when it names none that we know."""
     entries = _fields(models).get("data")
     for entry in entries if isinstance(entries, list) else ():
-        owner = entry.get("owned_by") if isinstance(entry, dict) else None
-        if isinstance(owner, str) and owner.lower() in _OWNERS:
-            return _OWNERS[owner.lower()]
+        name = entry.get("owned_by") if isinstance(entry, dict) else None
+        if isinstance(name, str) and name.lower() in _OWNERS:
+            return _OWNERS[name.lower()]
     return None
 
 

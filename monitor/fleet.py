@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _MIN_SPACING_S = 0.1
+_LOOKS_APART = 2.0
+"""Even when every poll wants a look, so many times as long as a look takes belongs to the polls."""
 _LOOKING_SHARE = 0.05
 """The part of the time that looking may take before it is done less often."""
 _BACKOFF_CAP_S = 5.0
@@ -92,8 +94,9 @@ class FleetWatcher:
             self._failures = 0
             heed_cancellation()
             changed()
-            await asyncio.sleep(_MIN_SPACING_S)
-            await self._pause(self._interval_s() - _MIN_SPACING_S)
+            spacing_s = max(_MIN_SPACING_S, _LOOKS_APART * self._cost_s)
+            await asyncio.sleep(spacing_s)
+            await self._pause(self._interval_s() - spacing_s)
 
     async def _look(self) -> None:
         loop = asyncio.get_running_loop()

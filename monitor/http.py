@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -127,13 +128,20 @@ async def get(
     headers = target.headers()
     headers["accept"] = accept
     try:
+        request = httpx.Request("GET", _parsed(target.url + path), headers=headers)
         async with asyncio.timeout_at(deadline):
-            response = await client.send(httpx.Request("GET", target.url + path, headers=headers))
+            response = await client.send(request)
     except TimeoutError:
         return NoAnswer(Silence.LATE, "no answer in time")
     except (httpx.HTTPError, httpx.InvalidURL, PyreqwestError) as error:
         return NoAnswer(_silence(error), _reason(error))
     return Answer(response.status_code, response.headers, response.content)
+
+
+@lru_cache(maxsize=16384)
+def _parsed(url: str) -> httpx.URL:
+    """Parsed once: the same few pages of a worker are asked for all the time."""
+    return httpx.URL(url)
 
 
 def _silence(error: Exception) -> Silence:

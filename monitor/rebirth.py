@@ -19,14 +19,14 @@ class Identity:
     """What is known of one incarnation. ``load`` and ``version``: as last stored for it, if they are."""
 
     def __init__(self, load: Load | None = None, version: str | None = None) -> None:
-        self._last = load
+        self._last = {} if load is None else {load.source: load}
         self._version = version
 
     def meet(self, load: Load) -> str | None:
         """Why this load comes from another life; None: it may be the same one."""
-        last, self._last = self._last, load
         # Two endpoints of one engine count differently: only like is compared with like.
-        if last is None or last.source is not load.source:
+        last, self._last[load.source] = self._last.get(load.source), load
+        if last is None:
             return None
         before, after = last.process_start_time, load.process_start_time
         if before is not None and after is not None and abs(after - before) > _START_SLACK_S:

@@ -77,9 +77,11 @@ class MonitorService:
         )
         # Spread the fleet over the interval instead of asking everybody at once.
         await asyncio.sleep(self._rng.uniform(0, min(0.2, self._settings.poll_interval_s / 4)))
+        due = loop.time()
         while True:
-            started = loop.time()
             fast = await poller.turn()
             heed_cancellation()
-            interval_s = self._settings.fast_interval_s if fast else self._settings.poll_interval_s
-            await asyncio.sleep(max(0.0, started + interval_s - loop.time()))
+            # Counted from when the poll was due, not from when it began: being woken late must not add up.
+            due += self._settings.fast_interval_s if fast else self._settings.poll_interval_s
+            due = max(due, loop.time())
+            await asyncio.sleep(due - loop.time())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from monitor.credentials import target_of
-from monitor.detect import detect
+from monitor.detect import detect, owner
 from monitor.lifecycle import Lifecycle
 from monitor.limiting import Limiter
 from monitor.probe import Form, Verdict
@@ -162,7 +162,7 @@ class Watch:
         if state is not WorkerState.READY:
             # It may come back as something else.
             self._detected = False
-        if not found.ready or self._detected:
+        if not found.ready or (self._detected and not _changed(view, owner(found.models_answer))):
             return finding, None
         return await self._identify(view, target, found, finding, deadline)
 

@@ -308,7 +308,7 @@ class FleetStore:
         """The whole fleet at one moment: one script call, two when the list of workers has changed."""
         while True:
             roster = self._roster
-            answer = await self._scripts.run("fleet", roster.keys, [roster.generation])
+            answer = msgspec.json.decode(await self._scripts.run("fleet", roster.keys, [roster.generation]))
             if str(answer[1]) == roster.generation:
                 return self._to_view(roster, answer)
             await self._read_roster(str(answer[1]))
@@ -475,6 +475,8 @@ def _unpacked(text: str) -> list[str]:
 
 
 def _list(flat: object) -> list[str]:
+    if flat == {}:  # how Lua encodes an empty list
+        return []
     assert isinstance(flat, list)
     return flat
 

@@ -108,6 +108,11 @@ class TestRebirth:
     def test_what_one_engine_may_do_is_not(self, before: dict[str, object], after: dict[str, object]) -> None:
         assert Identity(make_load(**before)).meet(make_load(**after)) is None
 
+    def test_a_load_is_compared_with_the_last_one_of_its_own_source(self) -> None:
+        identity = Identity(make_load(version="0.5.23", source=LoadSource.NATIVE))
+        assert identity.meet(make_load(success_total=10)) is None
+        assert identity.meet(make_load(version="0.32.0", source=LoadSource.NATIVE)) is not None
+
     def test_nothing_is_known_of_a_first_load(self) -> None:
         identity = Identity()
         assert identity.meet(make_load(success_total=10)) is None

