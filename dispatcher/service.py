@@ -16,7 +16,8 @@ from typing import Any
 
 import structlog
 
-from dispatcher.attempts import Attempts
+from dispatcher.archive import Archive
+from dispatcher.attempts import Attempts, Seen
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.storage import Storage
 from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
@@ -26,6 +27,7 @@ from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
 from dispatcher.placement import Placement
+from dispatcher.recorder import INTERVAL_S, Recorder
 from dispatcher.running import FUNCTIONS, RunningJobs
 from dispatcher.scheduler.strategies import Strategies
 from dispatcher.send import Sender, make_transport
@@ -70,6 +72,12 @@ class Dispatcher:
             dead_after_s=settings.scheduler.dead_after_s,
         )
         self.exporter = Exporter(settings.name, self.placement)
+        self._recorder = Recorder(
+            Archive(self._redis, keep=settings.explain_keep, ttl_s=settings.explain_ttl_s),
+            dispatcher=settings.name,
+            sample=settings.explain_sample,
+            rng=Random(),  # of its own: whether there are records shall not change decisions
+        )
         attempts = Attempts(
             self.placement,
             Sender(self._wire),
@@ -78,7 +86,7 @@ class Dispatcher:
             request_timeout_s=settings.request_timeout_s,
             slowest_rate=settings.slowest_rate,
             rng=rng,
-            onlooker=self.exporter.saw,
+            onlooker=self._saw,
         )
         storage = Storage(settings.storage)
         self._shards = ShardRunner(
@@ -118,6 +126,11 @@ class Dispatcher:
             self._now.set()
         self._ending.set()
         self.placement.close()
+
+    def _saw(self, seen: Seen) -> None:
+        self.exporter.saw(seen)
+        if self.settings.explain_keep:
+            self._recorder.saw(seen)
 
     def _listen_to_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -173,6 +186,7 @@ class Dispatcher:
                 for chore in (
                     self.placement.run(),
                     self._every(self.settings.lease_ttl_s / 4, self.placement.renew),
+                    self._every(INTERVAL_S, self._recorder.flush),
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
                 )
@@ -201,6 +215,7 @@ class Dispatcher:
     async def _settle_at_last(self) -> None:
         with contextlib.suppress(StoreUnavailable):  # else the leases end by themselves
             await self.placement.settle_all()
+            await self._recorder.flush()
 
     async def _close(self, claims: JobClaims | None) -> None:
         if claims is not None:

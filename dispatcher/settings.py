@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from dispatcher.archive import KEEP, TTL_S
 from dispatcher.queues import QUEUES
 from dispatcher.retry import RetryPolicy
 from dispatcher.scheduler.strategies import SchedulerPolicy
@@ -62,6 +63,18 @@ class DispatcherSettings(ServiceSettings):
     hedge: bool | None = Field(
         default=None, description="second attempts at the end of a batch; None: unless share is spare"
     )
+
+    explain_sample: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="share of good attempts that `forebay explain` knows; None: all, in batches above "
+        "1,000 lines one in a hundred. Of failed ones it knows all",
+    )
+    explain_keep: int = Field(
+        default=KEEP, ge=0, le=1_000_000, description="requests it knows, the last ones; 0: none"
+    )
+    explain_ttl_s: float = Field(default=TTL_S, gt=0, description="and for how long")
 
     scheduler: SchedulerPolicy = SchedulerPolicy()
     retry: RetryPolicy = RetryPolicy()

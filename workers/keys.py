@@ -53,5 +53,13 @@ BATCH_SHARDS = Key(
     "batch:{}:shards", "hash", "shard number -> claim, state, lines completed and failed", "until removed"
 )
 
+DECISIONS = Key(
+    "decisions",
+    "zset",
+    "request id, batch id and custom_id, with | between -> end of its last recorded attempt (s)",
+    "the last 20,000, up to 24 h",
+)
+DECISION = Key("decision:{}", "zset", "last recorded attempts of a request: record (JSON) -> end (s)", "24 h")
+
 ALL = tuple(value for value in list(globals().values()) if isinstance(value, Key))
 OF_WORKER = (WORKER, LOAD, LIMIT, BREAKER, DEFERRAL, LEASES, GRANTS)

@@ -1,0 +1,220 @@
+"""Decision records: which attempts get one, what it tells, and that noting them disturbs nobody."""
+
+from __future__ import annotations
+
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from dispatcher.archive import Archive
+from dispatcher.attempts import Request, Seen, Turn
+from dispatcher.outcome import CANCELLED, Label, Outcome, RequestFate
+from dispatcher.recorder import MOST_NOTED, Recorder
+from dispatcher.records import MOST_NAMES, Sighting, record_of, wanted
+from dispatcher.scheduler.decision import Chosen, decide
+from dispatcher.scheduler.fleet import FleetModel
+from dispatcher.scheduler.question import Need
+from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
+from tests.fleets import NOW_S, view, worker
+from workers.breaker import Verdict
+from workers.errors import StoreUnavailable
+from workers.fleet import WorkerState
+
+OK = Outcome(Label.OK, RequestFate.DONE, Verdict.SUCCESS)
+FAILED = Outcome(Label.SERVER_ERROR, RequestFate.ELSEWHERE, Verdict.FAILURE)
+SECRET = "the prompt"
+
+
+def chosen(*workers, tried=()):
+    need = Need("llama", 10, 20, 30, tried=frozenset(tried))
+    strategy = Strategies(SchedulerPolicy()).for_request(need)
+    decision = decide(need, FleetModel(view(*workers)), strategy, random.Random(1), NOW_S)
+    assert isinstance(decision, Chosen)
+    return decision
+
+
+def sighting(decision, **changes):
+    facts = {
+        "request_id": "batch_req_1",
+        "custom_id": "c1",
+        "batch_id": "batch_1",
+        "attempt": 1,
+        "decision": decision,
+        "worker": "a",
+        "granted_s": NOW_S,
+        "waited_s": 0.25,
+        "outcome": Label.OK,
+        "verdict": Verdict.SUCCESS,
+        "elapsed_s": 1.5,
+    }
+    return Sighting(**(facts | changes))
+
+
+# -- which attempts get one --
+
+
+def is_wanted(**changes):
+    facts = {
+        "attempt": 1,
+        "raced": False,
+        "outcome": Label.OK,
+        "batch_lines": 10,
+        "sample": 0.0,
+        "chance": 0.0,
+    }
+    return wanted(**(facts | changes))
+
+
+@pytest.mark.parametrize("label", [label for label in Label if label is not Label.OK])
+def test_an_attempt_that_failed_always_gets_a_record(label):
+    assert is_wanted(outcome=label, batch_lines=10**6)
+
+
+def test_what_comes_after_a_failure_and_what_ran_beside_another_always_gets_one():
+    assert is_wanted(attempt=2)
+    assert is_wanted(raced=True)
+    assert not is_wanted()
+
+
+@pytest.mark.parametrize(
+    ("lines", "sample", "share"),
+    [(1, None, 1.0), (1000, None, 1.0), (1001, None, 0.01), (10**6, 1.0, 1.0), (1, 0.5, 0.5), (1, 0.0, 0.0)],
+)
+def test_of_good_attempts_so_large_a_share_gets_one(lines, sample, share):
+    chances = [number / 1000 for number in range(1000)]
+    kept = [is_wanted(batch_lines=lines, sample=sample, chance=chance) for chance in chances]
+    assert sum(kept) == share * 1000
+
+
+# -- what it tells --
+
+
+def test_a_record_tells_whom_filters_dropped_what_was_scored_and_how_it_ended():
+    decision = chosen(
+        worker("a"),
+        worker("b"),
+        worker("c", leases=16),
+        worker("d", state=WorkerState.UNREADY),
+        worker("e", models=frozenset({"mistral"})),
+        tried={"b"},
+    )
+    record = record_of(sighting(decision, attempt=2), "d1")
+    assert {name: dropped.workers for name, dropped in record.dropped.items()} == {
+        "model": ("e",), "ready": ("d",), "tried": ("b",), "limit": ("c",),
+    }  # fmt: skip
+    assert [candidate.worker for candidate in record.candidates] == ["a"]
+    assert record.candidates[0].scores.keys() == record.weights.keys()
+    assert (record.picked, record.worker, record.strategy, record.picker) == ("a", "a", "batch", "max-score")
+    assert (record.attempt, record.beside, record.waited_s, record.elapsed_s) == (2, False, 0.25, 1.5)
+    assert (record.outcome, record.verdict, record.at, record.dispatcher) == (
+        Label.OK, Verdict.SUCCESS, NOW_S, "d1",
+    )  # fmt: skip
+
+
+def test_a_record_of_a_large_fleet_names_the_best_and_the_pick_and_counts_the_others():
+    ready = [worker(f"r{number}", leases=number % 16) for number in range(100)]
+    decision = chosen(*ready, *(worker(f"u{number}", state=WorkerState.UNREADY) for number in range(50)))
+    last = decision.account.explain(None).candidates[-1].worker
+    record = record_of(sighting(Chosen((last,), decision.account)), "d1")
+    assert (record.dropped["ready"].count, len(record.dropped["ready"].workers)) == (50, MOST_NAMES)
+    assert (record.candidate_count, len(record.candidates)) == (100, MOST_NAMES + 1)
+    assert record.candidates[-1].worker == last == record.picked
+    assert record.candidates[0].total == max(candidate.total for candidate in record.candidates)
+
+
+def test_a_record_of_a_second_attempt_says_so_and_claims_no_scores():
+    record = record_of(sighting(None, attempt=2, waited_s=None), "d1")
+    assert (record.beside, record.picked, record.candidates, record.waited_s) == (True, None, (), None)
+
+
+# -- noting them --
+
+
+class Shelf:
+    """Keeps what it is given, unless it is away."""
+
+    def __init__(self):
+        self.kept = []
+        self.trouble = None
+
+    async def keep(self, records):
+        if self.trouble is not None:
+            raise self.trouble
+        self.kept += records
+
+
+def recorder(shelf, sample=1.0):
+    return Recorder(shelf, dispatcher="d1", sample=sample, rng=random.Random(1))
+
+
+def seen(number=1, outcome=OK, *, name="c1", hedge=False, join=None, decision=None):
+    need = Need("llama", 10, 20, 30)
+    request = Request(
+        id=f"id-{name}", path="/v1/completions", body=SECRET.encode(), need=need, urgency=1, deadline_s=0.0,
+        late_code="", hedge=hedge, custom_id=name, batch_id="batch_1", batch_lines=5000,
+    )  # fmt: skip
+    held = SimpleNamespace(
+        worker_id="a", decision=decision or chosen(worker("a")), granted_s=NOW_S, join=join, url="http://a"
+    )
+    return Seen(request, held, outcome, 1.0, Turn(number, 0.1))
+
+
+async def test_a_retried_request_is_recorded_whole_though_nothing_else_is():
+    shelf = Shelf()
+    notes = recorder(shelf, sample=0.0)
+    for one in (seen(name="other"), seen(1, FAILED), seen(2)):
+        notes.saw(one)
+    await notes.flush()
+    assert [(one.custom_id, one.attempt, one.outcome) for one in shelf.kept] == [
+        ("c1", 1, Label.SERVER_ERROR),
+        ("c1", 2, Label.OK),
+    ]
+
+
+async def test_both_attempts_of_a_race_are_recorded():
+    shelf = Shelf()
+    notes = recorder(shelf, sample=0.0)
+    notes.saw(seen(name="alone", hedge=True, join=lambda _: None))
+    notes.saw(seen(name="first", hedge=True))
+    notes.saw(seen(2, CANCELLED, name="first"))
+    await notes.flush()
+    assert [(one.custom_id, one.attempt) for one in shelf.kept] == [("first", 1), ("first", 2)]
+
+
+async def test_a_record_never_holds_what_was_asked():
+    shelf = Shelf()
+    notes = recorder(shelf)
+    notes.saw(seen())
+    await notes.flush()
+    assert SECRET not in shelf.kept[0].model_dump_json()
+
+
+async def test_records_wait_for_redis_in_order_and_only_so_many_of_them():
+    shelf = Shelf()
+    notes = recorder(shelf)
+    shelf.trouble = StoreUnavailable("away")
+    decision = chosen(worker("a"))
+    for number in range(MOST_NOTED + 5):
+        notes.saw(seen(name=f"c{number}", decision=decision))
+    with pytest.raises(StoreUnavailable):
+        await notes.flush()
+    shelf.trouble = None
+    await notes.flush()
+    assert [one.custom_id for one in shelf.kept] == [f"c{number}" for number in range(5, MOST_NOTED + 5)]
+
+
+async def test_records_that_cannot_be_kept_stop_nobody():
+    shelf = Shelf()
+    notes = recorder(shelf)
+    shelf.trouble = RuntimeError("no permission")
+    notes.saw(seen(name="lost"))
+    await notes.flush()
+    shelf.trouble = None
+    notes.saw(seen(name="kept"))
+    await notes.flush()
+    assert [one.custom_id for one in shelf.kept] == ["kept"]
+
+
+async def test_an_archive_that_is_given_nothing_asks_nobody():
+    await Archive(SimpleNamespace(register_script=None)).keep([])
