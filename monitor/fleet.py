@@ -27,7 +27,7 @@ log = structlog.get_logger()
 _MIN_SPACING_S = 0.1
 _LOOKS_APART = 2.0
 """Even when every poll wants a look, so many times as long as a look takes belongs to the polls."""
-_LOOKING_SHARE = 0.05
+_LOOKING_SHARE = 0.03
 """The part of the time that looking may take before it is done less often."""
 _BACKOFF_CAP_S = 5.0
 _LIVE_HEARTBEATS = 1.5
