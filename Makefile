@@ -29,7 +29,7 @@ demo: $(READY) ## a fleet of simulated engines, a batch, and what became of it
 	$(BIN)/python -m forebay.demo
 
 test: $(READY) ## all tests but those that need real engines
-	$(PYTEST) -m 'not engines' -n $(JOBS) --dist loadfile
+	$(PYTEST) -m 'not engines' -n $(JOBS) --dist worksteal
 
 check: $(READY) ## style, types, import rules, and that documents, metadata and compose file are true
 	$(BIN)/ruff check .
