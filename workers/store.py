@@ -117,6 +117,7 @@ class FleetStore:
         self._scripts = Scripts(client)
         self._roster = _Roster("?", (), [keys.WORKERS_GENERATION.of()])
         self._loads: dict[str, tuple[list[str], Load | None]] = {}
+        self._seen: dict[str, tuple[list[object], WorkerView]] = {}
 
     async def now(self) -> float:
         """Redis' clock, in seconds since the epoch."""
@@ -320,14 +321,22 @@ class FleetStore:
         of_workers = [key for worker in ids for key in _of(worker, *keys.OF_WORKER)]
         self._roster = _Roster(generation, ids, [keys.WORKERS_GENERATION.of(), *of_workers])
         self._loads = {worker: seen for worker, seen in self._loads.items() if worker in members}
+        self._seen = {worker: seen for worker, seen in self._seen.items() if worker in members}
 
     def _to_view(self, roster: _Roster, answer: list[list[object]]) -> FleetView:
         workers = tuple(
-            self._to_worker(worker, entry)
+            self._known(worker, entry)
             for worker, entry in zip(roster.ids, answer[2:], strict=True)
             if entry[0]  # a worker removed between the two reads has no record
         )
         return FleetView(now_s=float(str(answer[0])), generation=int(roster.generation), workers=workers)
+
+    def _known(self, worker: str, entry: list[object]) -> WorkerView:
+        # Between two looks most workers stay as they are, and building a view costs more than comparing.
+        seen = self._seen.get(worker)
+        if seen is None or seen[0] != entry:
+            seen = self._seen[worker] = (entry, self._to_worker(worker, entry))
+        return seen[1]
 
     def _to_worker(self, worker: str, entry: Sequence[object]) -> WorkerView:
         record, limit, breaker, deferral = (_fields(entry[i]) for i in (0, 2, 3, 4))
