@@ -1,7 +1,7 @@
 """What a decision record is: an attempt, why it went where it went, how it ended; and which attempts get one.
 
-Knows no clock and does no I/O. Records are made and collected by `recorder`, kept and found by `archive`, shown by `forebay explain`.
-A record never holds a prompt, a body, an answer or a key.
+Knows no clock and does no I/O. Records are made and collected by `recorder`, kept and found by `archive`,
+shown by `forebay explain`. A record never holds a prompt, a body, an answer or a key.
 """
 
 from __future__ import annotations

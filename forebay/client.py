@@ -28,11 +28,13 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
+from dispatcher.records import DecisionRecord
+from forebay import explanations, submission
 from forebay import results as result_files
-from forebay import submission
 from forebay.desk import Desk
 from forebay.durations import parse_duration
 from forebay.errors import WaitedTooLong
+from forebay.explanations import Explained
 from forebay.fleet import Workers
 from forebay.inline import Answer, Inline
 from forebay.progress import Pace, Progress, look
@@ -46,6 +48,8 @@ LOOK_S = 0.5
 """Seconds from one look at a batch to the next."""
 PATIENCE_S = 300.0
 """How long an outage of Redis is waited out while watching a batch."""
+_RECORDS_AT_ONCE = 500
+"""Requests whose decision records are read in one round trip: bounds what they hold."""
 
 
 class Forebay:
@@ -246,6 +250,24 @@ class Forebay:
             output=target,
             errors=result_files.errors_path(target) if errors is None else Path(errors),
         )
+
+    # -- decisions ----------------------------------------------------------------------------------------
+
+    def explain(self, name: str, *, batch_id: str | None = None) -> Explained:
+        """Why a request went where it went: its last attempts that were recorded.
+
+        ``name`` is a line's custom_id, the id of a result, or an inline request's job; of lines with that
+        custom_id in several batches the newest, unless ``batch_id`` names one. Raises NotRecorded.
+        """
+        return explanations.newest(self._portal.call(self.desk.archive.find, name, batch_id), name)
+
+    def decisions(self, batch_id: str | None = None) -> Iterator[DecisionRecord]:
+        """All decision records that are kept, or those of one batch, request by request."""
+        request_ids = self._portal.call(self.desk.archive.requests, batch_id)
+        for start in range(0, len(request_ids), _RECORDS_AT_ONCE):
+            some = request_ids[start : start + _RECORDS_AT_ONCE]
+            for attempts in self._portal.call(self.desk.archive.of_requests, some):
+                yield from attempts
 
     # -- single requests ----------------------------------------------------------------------------------
 

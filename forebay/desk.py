@@ -9,6 +9,7 @@ from __future__ import annotations
 from anyio import to_thread
 
 from dispatcher import queues
+from dispatcher.archive import Archive
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.record import BatchRecord, BatchStatus
 from dispatcher.batches.storage import Storage
@@ -35,6 +36,7 @@ class Desk:
         self.connection = connect_sync(settings.redis_url)
         self.fleet = FleetStore(self.client)
         self.ledger = Ledger(self.client)
+        self.archive = Archive(self.client)
 
     async def check(self) -> str | None:
         """Reach the server; returns why it may lose what we store, or None. Raises also TooOld."""

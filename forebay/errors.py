@@ -5,6 +5,7 @@
     GiveUp                          a person has to change something
     +-- UnknownBatch                no batch of that id is known
     +-- UnknownJob                  no inline request of that id is known
+    +-- NotRecorded                 no decision is recorded for a request of that name
     +-- RefusedInput                the input file holds lines that are no requests, or none at all
     +-- RunRefused                  `forebay run` would overwrite, mix up or share somebody's files
     ForebayError
@@ -30,6 +31,10 @@ class UnknownBatch(GiveUp):
 
 class UnknownJob(GiveUp):
     """No inline request of that id is known on that queue."""
+
+
+class NotRecorded(GiveUp):
+    """No decision is recorded for a request of that name: unknown, sampled out, or too old."""
 
 
 class RefusedInput(GiveUp):

@@ -77,7 +77,7 @@ class LocalServices:
         }
         if self._settings.queues is not None:
             own["FOREBAY_QUEUES"] = _as_json(self._settings.queues)
-        return inherited | own
+        return {"FOREBAY_EXPLAIN_SAMPLE": "1"} | inherited | own
 
     @property
     def redis_url(self) -> str:

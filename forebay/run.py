@@ -7,6 +7,7 @@ services; wait for a worker; publish the batch; watch it; save its results; leav
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import time
@@ -19,7 +20,7 @@ from typing import Protocol
 from dispatcher.batches.errors import StorageMissingError
 from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
 from dispatcher.batches.storage import BatchFiles, Storage
-from forebay import submission
+from forebay import explanations, submission
 from forebay.client import Forebay
 from forebay.errors import BatchLost, NoWorkerReady, RunRefused
 from forebay.interrupts import Interrupts
@@ -45,6 +46,7 @@ class RunSettings:
 
     ``redis_url`` None: an embedded server. ``storage`` None: in the folder beside the output. ``queue`` None:
     one that only this run's dispatchers serve. ``wait_ready_s``: how long to wait for the first ready worker.
+    ``explain``: where decision records go; None: they are not kept.
     """
 
     input: Path
@@ -60,6 +62,7 @@ class RunSettings:
     overwrite: bool = False
     restart: bool = False
     keep_state: bool = False
+    explain: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +143,21 @@ def _check(settings: RunSettings) -> None:
         raise RunRefused(
             f"{settings.input} is no ordinary file, which a run could take up again; copy it to one"
         )
-    for target in (settings.output, settings.errors):
+    for target in _targets(settings):
         if not target.absolute().parent.is_dir():
             raise RunRefused(f"{target}: there is no folder {target.parent} to write it in")
         if target.is_dir():
             raise RunRefused(f"{target} is a folder, not a file")
         if target.exists() and target.samefile(settings.input):
             raise RunRefused(f"{target} is the input itself")
-    if settings.output.absolute() == settings.errors.absolute():
-        raise RunRefused(f"results and failed lines cannot both go to {settings.output}")
+    for one, other in itertools.combinations(_targets(settings), 2):
+        if one.absolute() == other.absolute():
+            raise RunRefused(f"two of results, failed lines and decisions cannot both go to {one}")
+
+
+def _targets(settings: RunSettings) -> list[Path]:
+    """The files that the run writes."""
+    return [settings.output, settings.errors, *([settings.explain] if settings.explain else [])]
 
 
 def _take_in_or_up(settings: RunSettings, state: RunState) -> tuple[str, bool]:
@@ -179,7 +188,7 @@ def _check_same(settings: RunSettings, manifest: Manifest) -> None:
 
 
 def _refuse_to_overwrite(settings: RunSettings) -> None:
-    for target in (settings.output, settings.errors):
+    for target in _targets(settings):
         if target.exists() and not settings.overwrite:
             raise RunRefused(f"{target} exists already; name another, or pass --overwrite")
 
@@ -310,9 +319,20 @@ class _Run:
         for target, written in ((settings.output, saved.output), (settings.errors, saved.errors)):
             if written is None:  # what stands there is of an earlier run, and --overwrite was given
                 target.unlink(missing_ok=True)
+        self._services.drain()  # first, so that its last decision records are written
+        self._explain()
         if not settings.keep_state:
             self._forget()
         return self._outcome(record, saved, batch_s)
+
+    def _explain(self) -> None:
+        target = self._batch.settings.explain
+        if target is None:
+            return
+        try:
+            explanations.write(self._forebay.decisions(self._batch.id), target)
+        except StoreUnavailable as error:
+            self._watcher.note(f"decisions could not be written to {target}: {error}")
 
     def _forget(self) -> None:
         """Leave no half of a batch: what Redis knows of one whose files go, the files of one it forgets."""
@@ -327,6 +347,7 @@ class _Run:
         record = submission.read_record(self._batch.files)
         with suppress(StoreUnavailable):
             record = self._forebay.status(self._batch.id)
+        self._explain()
         return self._outcome(record, None, batch_s)
 
     def _outcome(self, record: BatchRecord, saved: Saved | None, batch_s: float) -> Outcome:

@@ -106,6 +106,14 @@ def run(
     keep_state: Annotated[
         bool, typer.Option("--keep-state", help="Keep OUT.jsonl.forebay/ (plan, parts, logs) when done.")
     ] = False,
+    explain: Annotated[
+        Path | None,
+        typer.Option(
+            "--explain",
+            metavar="FILE",
+            help="Write there why each request went where it went, for `forebay explain ID --from FILE`.",
+        ),
+    ] = None,
     json: Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
     fleet_capacity: Annotated[float | None, typer.Option(hidden=True, min=0.001)] = None,
@@ -148,6 +156,7 @@ def run(
         overwrite=overwrite,
         restart=restart,
         keep_state=keep_state,
+        explain=explain,
     )
     raise typer.Exit(execute(settings, json=json, quiet=quiet, known_tokens_per_s=fleet_capacity))
 
