@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import structlog
 from rq import Queue
 from rq.command import parse_payload
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -187,7 +188,7 @@ class JobClaims(BaseWorker):
 
     def finish(self, claimed: Claimed, result: Any = None) -> None:
         """Acknowledge a job; its result is kept as long as the job asks."""
-        with translated():
+        with self._ending(claimed):
             self._finalize_success(claimed.job, claimed.queue, claimed.execution, result)
         self._now_idle()
 
@@ -195,7 +196,7 @@ class JobClaims(BaseWorker):
         """End a job that could not be done; with `retry` RQ queues it again as often as the job allows."""
         if not retry:
             claimed.job.retries_left = 0
-        with translated():
+        with self._ending(claimed):
             self._finalize_failure(
                 claimed.job, claimed.queue, claimed.execution, (type(error), error, error.__traceback__)
             )
@@ -203,7 +204,7 @@ class JobClaims(BaseWorker):
 
     def stop(self, claimed: Claimed) -> None:
         """End a job that someone stopped through RQ."""
-        with translated():
+        with self._ending(claimed):
             # The write that this begins with fails loudly while Redis is away; the one below only logs.
             self.handle_execution_ended(claimed.job, claimed.queue, CLAIM_TTL_S)
             self._stopped_job_id = claimed.id
@@ -211,6 +212,16 @@ class JobClaims(BaseWorker):
                 claimed.job, claimed.queue, exc_string="stopped by a command", execution=claimed.execution
             )
         self._now_idle()
+
+    @contextlib.contextmanager
+    def _ending(self, claimed: Claimed) -> Iterator[None]:
+        """Tell RQ an end; of a job that somebody deleted meanwhile there is none to tell, only our hold."""
+        try:
+            with translated():
+                yield
+        except (InvalidJobOperation, NoSuchJobError) as error:
+            log.warning("a job was deleted while it ran", job=claimed.id, error=str(error))
+            self.drop(claimed)
 
     def hand_back(self, claimed: Claimed) -> None:
         """Put a job back at the front of its queue, charging it no retry."""
@@ -221,7 +232,7 @@ class JobClaims(BaseWorker):
         self._now_idle()
 
     def drop(self, claimed: Claimed) -> None:
-        """Forget a job that someone else holds by now: our execution of it ends, theirs stays."""
+        """Forget a job that is not ours any more: our execution of it ends, anybody else's stays."""
         with translated(), self.connection.pipeline() as pipeline:
             self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
             pipeline.execute()

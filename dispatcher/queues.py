@@ -141,9 +141,8 @@ def drop_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterabl
                 )
             except NoSuchJobError:
                 continue
-            if job.get_status(refresh=False) == "queued":
-                target.remove(job)
-                job.delete()
+            if target.remove(job):  # else somebody has taken it off by now: it is theirs to end
+                job.delete(remove_from_queue=False)
                 dropped += 1
     return dropped
 

@@ -216,6 +216,9 @@ class Rig:
             for member in held:
                 self.rq_redis.zadd(registry.key, {member: 1}, xx=True)
             registry.cleanup()
+            # It may have died between taking a job off its queue and registering it.
+            for job in self.rq_redis.lrange(f"rq:queue:{queue}:intermediate", 0, -1):
+                self.rq_redis.set(f"rq:queue:{queue}:intermediate:first_seen:{job.decode()}", 1)
 
     @property
     def sent(self) -> list[str]:

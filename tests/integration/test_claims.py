@@ -352,6 +352,27 @@ def test_a_job_that_cannot_be_done_is_not_retried(make_claims, connection):
     assert waiting(connection) == []
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda claims, claimed: claims.finish(claimed),
+        lambda claims, claimed: claims.fail(claimed, RuntimeError("x"), retry=False),
+        lambda claims, claimed: claims.stop(claimed),
+    ],
+    ids=["finish", "fail", "stop"],
+)
+def test_a_job_that_is_deleted_while_it_runs_is_forgotten(make_claims, connection, end):
+    queues.enqueue_shards(connection, "default", "batch_1", [0])
+    claims = make_claims()
+    claimed = claims.claim()
+    fetch(connection, claimed.id).delete()
+    end(claims, claimed)
+    assert claims.executions == {}
+    assert started(connection).get_job_ids(cleanup=False) == []
+    assert connection.smembers("rq:worker:d1:executions") == set()
+    assert claims.claim() is None
+
+
 def test_stop_job_reaches_who_holds_it_and_it_is_not_retried(make_claims, connection):
     asked, heard = [], threading.Event()
 

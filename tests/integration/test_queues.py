@@ -86,6 +86,25 @@ def test_dropping_shards_leaves_those_that_run(connection, claims):
     assert queues.running_shards(connection, "default", BATCH) == 1
 
 
+def test_a_shard_that_is_claimed_while_it_is_being_dropped_stays_whole(connection, claims, monkeypatch):
+    queues.enqueue_shards(connection, "default", BATCH, [0])
+    claimed = []
+    fetch = Job.fetch.__func__
+
+    def claimed_meanwhile(cls, *args, **kwargs):
+        job = fetch(cls, *args, **kwargs)
+        if cls is Job:  # a claim fetches a job of its own class
+            claimed.append(claims.claim())
+        return job
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Job, "fetch", classmethod(claimed_meanwhile))
+        assert queues.drop_shards(connection, "default", BATCH, [0]) == 0
+    assert queues.running_shards(connection, "default", BATCH) == 1
+    claims.finish(claimed[0])
+    assert queues.running_shards(connection, "default", BATCH) == 0
+
+
 def test_the_finaliser_is_no_running_shard(connection, claims):
     queues.enqueue_finalise(connection, "default", BATCH)
     claims.claim()
