@@ -9,6 +9,8 @@ import sys
 
 import pytest
 
+from dispatcher import queues
+from dispatcher.archive import Archive
 from forebay.embedded import find_program
 from forebay.errors import NoServer
 from forebay.simulator.faults import AnswerFault
@@ -114,3 +116,16 @@ def test_a_run_with_a_redis_of_its_own_leaves_every_decision_in_a_file(fleet, tm
         tmp_path, "run", "in.jsonl", "-o", "other.jsonl", *workers, "--explain", "why.jsonl", expect=2
     )
     assert "why.jsonl exists already" in taken.stderr
+
+
+async def test_an_inline_request_is_explained_by_its_job(rig, valkey):
+    engine = await rig.engine()
+    rig.monitor()
+    rig.dispatcher("d1", explain_sample=1)
+    await rig.ready()
+    body = {"model": engine.settings.model, "prompt": "secret", "max_tokens": 2}
+    job = queues.enqueue_request(rig.rq_redis, "default", body, url="/v1/completions", timeout_s=None)
+    archive = Archive(valkey)
+    [[record]] = await rig.until(lambda: archive.find(job), "its decision is recorded")
+    assert (record.request_id, record.custom_id, record.batch_id) == (job, "", None)
+    assert (record.worker, record.outcome, record.dispatcher) == (worker_id(engine.url), "ok", "d1")
