@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -172,14 +172,16 @@ class JobClaims(BaseWorker):
 
     # -- one job's life -------------------------------------------------------------------------------------
 
-    def claim(self) -> Claimed | None:
+    def claim(self, queues: int | None = None) -> Claimed | None:
         """Take the next job, most urgent queue first, or None. A job that is not ours is failed on the way.
+
+        `queues`: only of so many, the most urgent; None: of all.
 
         Each queue is popped on its own, by LMOVE into RQ's intermediate queue: a pop over several queues
         would lose the job when this process dies before it is registered [rq/rq#1716].
         """
         with translated():
-            for queue in self._by_turn():
+            for queue in self._by_turn(self.queues[:queues]):
                 while (found := self._pop(queue)) is not None:
                     claimed = self._begin(*found)
                     if claimed is not None:
@@ -238,10 +240,10 @@ class JobClaims(BaseWorker):
             pipeline.execute()
         self._now_idle()
 
-    def _by_turn(self) -> list[Queue]:
+    def _by_turn(self, queues: Sequence[Queue]) -> list[Queue]:
         now = self._clock()
-        passed_over = [queue for queue in self.queues if now - self._served[queue.name] > AGING_S]
-        return [*passed_over, *(queue for queue in self.queues if queue not in passed_over)]
+        passed_over = [queue for queue in queues if now - self._served[queue.name] > AGING_S]
+        return [*passed_over, *(queue for queue in queues if queue not in passed_over)]
 
     def _pop(self, queue: Queue) -> tuple[Job, Queue] | None:
         self._served[queue.name] = self._clock()

@@ -244,21 +244,25 @@ class Dispatcher:
     # -- taking jobs ----------------------------------------------------------------------------------------
 
     async def _claim_jobs(self, claims: JobClaims, held: RunningJobs, group: asyncio.TaskGroup) -> None:
-        """Take jobs while there is room for their requests, until the service ends."""
+        """Take jobs while there is room for their requests, until the service ends.
+
+        Without room only a job more urgent than all that is held is taken: it would go first anyway.
+        """
         idle_s = _IDLE_S[0]
         checked_at = float("-inf")
         suspended = False
         loop = asyncio.get_running_loop()
         while not self._ending.is_set():
             try:
-                await self.placement.room()
+                room = await self._room_soon()
                 if loop.time() - checked_at >= _SUSPENSION_CHECK_S:
                     suspended = await self._bookkeeping.step(claims.suspended)
                     checked_at = loop.time()
                 claimed = None
-                if not suspended and self._shards.feeding < _MOST_FEEDING and not self._ending.is_set():
-                    claimed = await self._bookkeeping.step(claims.claim)
-                self.placement.note_left(nothing=claimed is None and not self._shards.feeding)
+                queues = len(self.settings.queues) if room else held.most_urgent
+                if queues and not suspended and not self._ending.is_set():
+                    claimed = await self._bookkeeping.step(claims.claim, queues)
+                self.placement.note_left(nothing=room and claimed is None and not self._shards.feeding)
             except StoreUnavailable as error:
                 log.warning("cannot take jobs now", error=str(error))
                 await self._pause(PAUSE_S[1])
@@ -269,6 +273,15 @@ class Dispatcher:
                 continue
             idle_s = _IDLE_S[0]
             held.start(claimed, group)
+
+    async def _room_soon(self) -> bool:
+        """Whether there is room for another job's requests, now or in a moment."""
+        if self._shards.feeding >= _MOST_FEEDING:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_IDLE_S[1]):
+                await self.placement.room()
+        return self.placement.has_room
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -429,3 +429,13 @@ def test_the_most_urgent_queue_is_served_first_and_one_passed_over_for_long_once
     now_s = AGING_S + 1
     assert [claims.claim().queue.name for _ in range(3)] == ["default", "low", "high"]
     assert [claims.claim().queue.name for _ in range(3)] == ["default", "default", "default"]
+
+
+def test_of_the_most_urgent_queues_only_their_jobs_are_taken(connection, make_claims):
+    queues.enqueue_request(connection, "default", {"messages": []})
+    claims = make_claims()
+    assert claims.claim(1) is None
+    urgent = queues.enqueue_request(connection, "high", {"messages": []})
+    assert claims.claim(1).id == urgent
+    assert claims.claim(0) is None
+    assert claims.claim() is not None
