@@ -67,6 +67,7 @@ class SimulatedEngine:
         self._close_listener()
         if reopening is not None:
             await asyncio.wait([reopening])
+        await come_about()
         for connection in list(self._connections):
             connection.reset()
         await self._none_open.wait()
@@ -156,6 +157,12 @@ class SimulatedEngine:
         self.stats.connections -= 1
         if not self._connections:
             self._none_open.set()
+
+
+async def come_about() -> None:
+    """Let connections that a closed listener has accepted already be made, so that they can be closed."""
+    for _ in range(3):  # the acceptance, its task, the protocol
+        await asyncio.sleep(0)
 
 
 async def serve(settings: EngineSettings, *, started: Callable[[str], None] | None = None) -> None:

@@ -14,6 +14,7 @@ from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.reply import Failure, FailureKind, Reply
 from dispatcher.send import Sender, ThroughHttpx, kind_of, make_transport
 from dispatcher.wire import WireError
+from forebay.simulator.server import come_about
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -27,6 +28,7 @@ class Worker:
         self.requests = []
         self.connections = 0
         self.lost = 0
+        self.open = set()
         self.changed = asyncio.Condition()
 
     async def start(self):
@@ -36,7 +38,10 @@ class Worker:
 
     async def stop(self):
         self.server.close()
-        await self.server.wait_closed()
+        await come_about()
+        for transport in self.open:
+            transport.abort()
+        await self.until(lambda: not self.open)  # the server itself does not wait for them on Python 3.11
 
     async def until(self, holds):
         async with self.changed:
@@ -51,6 +56,7 @@ class _Served(asyncio.Protocol):
     def connection_made(self, transport):
         self.transport = transport
         self.worker.connections += 1
+        self.worker.open.add(transport)
 
     def data_received(self, data):
         self.received += data
@@ -64,6 +70,7 @@ class _Served(asyncio.Protocol):
 
     def connection_lost(self, exc):
         self.worker.lost += 1
+        self.worker.open.discard(self.transport)
         self._tell()
 
     def _tell(self):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+import socket
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
@@ -305,3 +307,15 @@ def test_a_cache_smaller_than_one_sequence_is_refused():
 
 def test_settings_at_their_defaults_need_no_flag():
     assert flags(EngineSettings()) == []
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_while_the_engine_closes_is_closed_too(turns):
+    async with SimulatedEngine(EngineSettings(instant=True)) as engine:
+        client = socket.create_connection(("127.0.0.1", engine.port), timeout=10)
+        for _ in range(turns):  # how far its acceptance has come by then
+            await asyncio.sleep(0)
+    with client:
+        client.setblocking(False)
+        with contextlib.suppress(ConnectionResetError):
+            assert client.recv(1) == b""
