@@ -11,11 +11,15 @@ import heapq
 import itertools
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from dispatcher.scheduler.question import Need
 
 Granted = TypeVar("Granted")
+
+
+_Rank: TypeAlias = tuple[int, int, int]
+"""Compared in C: a pass may look at hundreds of requests that then wait on. No two are equal."""
 
 
 @dataclass(slots=True, eq=False)
@@ -28,18 +32,15 @@ class Waiting(Generic[Granted]):
     granted: asyncio.Future[Granted] = field(repr=False)
 
     @property
-    def rank(self) -> tuple[int, int, int]:
+    def rank(self) -> _Rank:
         return (self.urgency, -self.need.cost_tokens, self.serial)
-
-    def __lt__(self, other: Waiting[Granted]) -> bool:
-        return self.rank < other.rank
 
 
 class Backlog(Generic[Granted]):
     """The lanes. Whoever gave up waiting (a cancelled future) is passed over."""
 
     def __init__(self) -> None:
-        self._lanes: dict[Hashable, list[Waiting[Granted]]] = {}
+        self._lanes: dict[Hashable, list[tuple[_Rank, Waiting[Granted]]]] = {}
         self._serials = itertools.count()
         self._count = 0
 
@@ -53,26 +54,27 @@ class Backlog(Generic[Granted]):
 
     def rejoin(self, waiting: Waiting[Granted]) -> None:
         """Wait on, in the old place: an acquire was refused."""
-        heapq.heappush(self._lanes.setdefault(_lane(waiting.need), []), waiting)
+        heapq.heappush(self._lanes.setdefault(_lane(waiting.need), []), (waiting.rank, waiting))
         self._count += 1
 
     def first(self, closed: set[Hashable]) -> Waiting[Granted] | None:
         """The first of all whose lane is not in ``closed``, taken out; None when there is none."""
         best: Hashable = None
-        head: Waiting[Granted] | None = None
+        head: tuple[_Rank, Waiting[Granted]] | None = None
         for key in list(self._lanes):
             lane = self._lanes[key]
-            while lane and lane[0].granted.done():
+            while lane and lane[0][1].granted.done():
                 heapq.heappop(lane)
                 self._count -= 1
             if not lane:
                 del self._lanes[key]
-            elif key not in closed and (head is None or lane[0] < head):
+            elif key not in closed and (head is None or lane[0][0] < head[0]):
                 best, head = key, lane[0]
-        if head is not None:
-            heapq.heappop(self._lanes[best])
-            self._count -= 1
-        return head
+        if head is None:
+            return None
+        heapq.heappop(self._lanes[best])
+        self._count -= 1
+        return head[1]
 
     def count(self, lanes: set[Hashable]) -> int:
         """How many wait in these lanes; lanes that are no more are taken out of the set."""

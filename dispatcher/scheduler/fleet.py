@@ -61,6 +61,7 @@ class FleetModel:
         self._index = {name: place for place, name in enumerate(self.ids)}
         self._models = [worker.models for worker in workers]
         self._serving: dict[str, Mask | None] = {}
+        self._names: dict[str, Sequence[str]] = {}
         self._stale_after_s = stale_after_s
         self._fading_s = dead_after_s - stale_after_s
         self._read_standing(workers)
@@ -150,9 +151,13 @@ class FleetModel:
         return max(0, int(self.limit[place] - self.leases[place]))
 
     def names_serving(self, model: str | None) -> Sequence[str]:
-        """Ids of those that name ``model``, ready or not."""
+        """Ids of those that name ``model``, ready or not; the same object each time."""
         serving = self.serving(model)
-        return self.ids if serving is None else [self.ids[place] for place in np.flatnonzero(serving)]
+        if model is None or serving is None:
+            return self.ids
+        if model not in self._names:
+            self._names[model] = tuple(self.ids[place] for place in np.flatnonzero(serving))
+        return self._names[model]
 
     def cap_limit(self, worker_id: str, limit: int) -> None:
         """Until the next view, a worker's limit is this at most."""

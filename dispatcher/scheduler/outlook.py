@@ -7,11 +7,15 @@ worker with room is worth to `scorers`.
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-_WORTH_IT = 0.9
+import numpy as np
+
+from dispatcher.scheduler.question import Mask
+
+WORTH_IT = 0.9
 """Waiting must end at most at this part of the time that going now takes: estimates are rough."""
 
 
@@ -25,43 +29,66 @@ class Underway:
 
 
 class Outlook:
-    """One pass's view of when slots come free. Each request that waits takes the slot it waits for."""
+    """One pass's view of when slots come free. Each request that waits takes the slot it waits for.
+
+    Hundreds may ask in one pass, of as many workers: each answer costs a few microseconds, some ten when
+    `with_room` or `served_by` is another object than the time before.
+    """
 
     def __init__(self, now_s: float, speeds: Mapping[str, float], underway: Iterable[Underway]) -> None:
         """`speeds`: tokens per second and sequence, of the workers whose speed is known."""
-        self._now_s = now_s
         self._speeds = speeds
-        self._free_at: dict[str, list[float]] = {}
+        self._place = {worker: place for place, worker in enumerate(speeds)}
+        self._token_s = np.array([1.0 / speed for speed in speeds.values()])
+        self._free_in: list[list[float]] = [[] for _ in speeds]
+        """By worker: in how many seconds its slots come free, the soonest last."""
         for one in underway:
-            speed = speeds.get(one.worker_id)
-            if speed is not None:
-                end_s = max(now_s, one.since_s + one.tokens / speed)
-                self._free_at.setdefault(one.worker_id, []).append(end_s)
-        for ends in self._free_at.values():
-            heapq.heapify(ends)
+            place = self._place.get(one.worker_id)
+            if place is not None:
+                end_s = one.since_s + one.tokens / speeds[one.worker_id]
+                self._free_in[place].append(max(0.0, end_s - now_s))
+        for free_in in self._free_in:
+            free_in.sort(reverse=True)
+        self._soonest = np.array([free_in[-1] if free_in else math.inf for free_in in self._free_in])
+        self._with_room: Sequence[str] | None = None
+        self._fastest_with_room: float | None = None
+        self._served_by: Sequence[str] | None = None
+        self._elsewhere: Mask | None = None
 
-    def better_waits(self, tokens: int, with_room: Iterable[str], served_by: Iterable[str]) -> bool:
+    def better_waits(self, tokens: int, with_room: Sequence[str], served_by: Sequence[str]) -> bool:
         """Whether a request of so many tokens finishes sooner by waiting for one of `served_by`.
 
         `with_room`: workers that could take it now. One of unknown speed among them is worth trying: no.
+        Neither may be changed after it was handed in.
         """
-        now_takes_s = self._at_once(tokens, with_room)
-        if now_takes_s is None:
+        fastest = self._fastest(with_room)
+        if fastest is None or not self._free_in:
             return False
-        best, best_takes_s = None, now_takes_s * _WORTH_IT
-        for worker in served_by:
-            ends = self._free_at.get(worker)
-            if ends:
-                takes_s = ends[0] - self._now_s + tokens / self._speeds[worker]
-                if takes_s < best_takes_s:
-                    best, best_takes_s = worker, takes_s
-        if best is None:
+        takes_s = self._soonest + tokens * self._token_s
+        if (elsewhere := self._not_among(served_by)) is not None:
+            takes_s[elsewhere] = math.inf
+        best = int(takes_s.argmin())
+        if not takes_s[best] < tokens / fastest * WORTH_IT:
             return False
-        heapq.heappop(self._free_at[best])
+        free_in = self._free_in[best]
+        free_in.pop()
+        self._soonest[best] = free_in[-1] if free_in else math.inf
         return True
 
-    def _at_once(self, tokens: int, with_room: Iterable[str]) -> float | None:
-        """Seconds on the fastest that has room; None: nobody has, or one of unknown speed has."""
-        speeds = [self._speeds.get(worker) for worker in with_room]
-        known = [speed for speed in speeds if speed is not None]
-        return tokens / max(known) if known and len(known) == len(speeds) else None
+    def _fastest(self, with_room: Sequence[str]) -> float | None:
+        """The highest speed of those that have room; None: nobody has, or one of unknown speed has."""
+        if with_room is not self._with_room:
+            speeds = [self._speeds.get(worker) for worker in with_room]
+            known = [speed for speed in speeds if speed is not None]
+            self._with_room = with_room
+            self._fastest_with_room = max(known) if known and len(known) == len(speeds) else None
+        return self._fastest_with_room
+
+    def _not_among(self, served_by: Sequence[str]) -> Mask | None:
+        """Places of the workers that do not serve the request; None: all do."""
+        if served_by is not self._served_by:
+            elsewhere = np.ones(len(self._free_in), dtype=bool)
+            elsewhere[[self._place[worker] for worker in served_by if worker in self._place]] = False
+            self._served_by = served_by
+            self._elsewhere = elsewhere if elsewhere.any() else None
+        return self._elsewhere
