@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "monitor": "monitor.command:monitor",
     "dispatcher": "dispatcher.command:dispatcher",
     "simulate-engine": "forebay.simulator.command:simulate_engine",
+    "simulate-policy": "forebay.cli.simulate_policy:simulate_policy",
 }
 """Command to the function, or the group of commands, that it is."""
 
