@@ -1,4 +1,4 @@
-"""Who of the waiting goes where: scouts first, patience for a faster worker, then a decision. Pure.
+"""Who of the waiting goes where: scouts first, patience for a faster worker, then a decision.
 
 Taking the leases that are asked for here is done by whoever runs the passes, and so is telling the fleet of
 leases that ended. How a worker is chosen for one request is `scheduler`'s subject, the order of waiting

@@ -1,4 +1,4 @@
-"""One modelled engine in virtual time: slots, a queue, and a pace that does not depend on the batch. Pure.
+"""One modelled engine in virtual time: slots, a queue, and a pace that does not depend on the batch.
 
 Every sequence writes at the same speed however full the engine is, so its end is known when it starts, and an
 event costs the same on any engine. Engines whose batch slows down are `forebay.simulator.batching`'s subject;

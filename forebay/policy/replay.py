@@ -1,4 +1,4 @@
-"""The replay: a workload on modelled workers in virtual time, placed by the dispatcher's own code. Pure.
+"""The replay: a workload on modelled workers in virtual time, placed by the dispatcher's own code.
 
 Late binding as in a dispatcher: requests wait in its `Backlog`, passes assign them (`dispatcher.assignment`)
 and place second attempts (`dispatcher.hedging`), on views of the fleet that are as old as a dispatcher's. Not

@@ -1,4 +1,4 @@
-"""What came of a replay, in numbers: makespan over the lower bound, waiting, shares. Pure.
+"""What came of a replay, in numbers: makespan over the lower bound, waiting, shares.
 
 How it is printed is `forebay.cli.simulate_policy`'s subject.
 """

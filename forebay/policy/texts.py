@@ -1,4 +1,4 @@
-"""How fleets and lengths are written on a command line, and read. Pure.
+"""How fleets and lengths are written on a command line, and read.
 
 speed=100,slots=8       2xspeed=400,slots=32,prefill=8000       lognormal:median=128,sigma=0.8,count=2000
 """

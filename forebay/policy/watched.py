@@ -1,4 +1,4 @@
-"""A modelled worker as the store and the monitor would have it: leases, polled loads, a limit. Pure.
+"""A modelled worker as the store and the monitor would have it: leases, polled loads, a limit.
 
 The limit's rule and the rates are the monitor's own code; the engine is `engine`'s.
 """

@@ -1,4 +1,4 @@
-"""What is replayed: requests in the order of a batch's plan, and how long each answer gets. Pure.
+"""What is replayed: requests in the order of a batch's plan, and how long each answer gets.
 
 Reading a batch file belongs to the command, running the requests to `replay`.
 """
