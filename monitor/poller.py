@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from monitor.clock import RedisClock
     from monitor.fleet import FleetWatcher
+    from monitor.loads import LoadWriter
     from monitor.settings import MonitorSettings
     from workers.store import FleetStore
 
@@ -35,6 +36,7 @@ class Poller:
         worker: str,
         *,
         store: FleetStore,
+        loads: LoadWriter,
         fleet: FleetWatcher,
         client: httpx.AsyncClient,
         settings: MonitorSettings,
@@ -44,6 +46,7 @@ class Poller:
     ) -> None:
         self._worker = worker
         self._store = store
+        self._loads = loads
         self._fleet = fleet
         self._client = client
         self._settings = settings
@@ -120,7 +123,7 @@ class Poller:
             await self._write_state(view.id, view.incarnation, found.state, was=view)
         await self._write_memo(view, found)
         if found.load is not None:
-            await self._store.write_load(view.id, view.incarnation, found.load)
+            await self._loads.write(view.id, view.incarnation, found.load)
         if found.stalled and await self._store.trip(view.id, view.incarnation, "stalled"):
             log.warning("worker stalled: its breaker opens", worker=view.id)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from monitor.clock import RedisClock
 from monitor.fleet import FleetWatcher
+from monitor.loads import LoadWriter
 from monitor.poller import Poller
 from workers.connection import heed_cancellation
 
@@ -49,11 +50,13 @@ class MonitorService:
         self._on_poll = on_poll
         self._clock = RedisClock()
         self.fleet = FleetWatcher(store, settings, self._clock, self._rng)
+        self._loads = LoadWriter(store)
         self._pollers: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Watch the fleet until cancelled. Outages of Redis or of workers never end it."""
         async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._loads.run())
             await self.fleet.run(lambda: self._assign(tasks))
 
     def _assign(self, tasks: asyncio.TaskGroup) -> None:
@@ -68,6 +71,7 @@ class MonitorService:
         poller = Poller(
             worker,
             store=self._store,
+            loads=self._loads,
             fleet=self.fleet,
             client=self._client,
             settings=self._settings,

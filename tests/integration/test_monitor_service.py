@@ -322,10 +322,10 @@ class FlakyStore(FleetStore):
             raise StoreUnavailable("gone")
         return await super().view()
 
-    async def write_load(self, worker: str, incarnation: int, load: Any) -> bool:
+    async def write_loads(self, loads: Any) -> list[bool]:
         if self.down:
             raise StoreUnavailable("gone")
-        return await super().write_load(worker, incarnation, load)
+        return await super().write_loads(loads)
 
 
 async def test_an_outage_of_redis_ends_nothing(valkey: AsyncRedis) -> None:
