@@ -8,35 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum, auto
 
 import structlog
 
 from dispatcher.attempts import Answered, Attempts, Course, Request, Unanswered
-from dispatcher.batches.errors import StorageError
-from dispatcher.batches.ledger import Claim, Entry, Ledger, Standing, Tally
+from dispatcher.batches.ledger import Claim, Entry, Ledger
 from dispatcher.batches.parse import Line
 from dispatcher.batches.parts import Entry as Result
-from dispatcher.batches.parts import PartWriter, shard_entries
+from dispatcher.batches.parts import shard_entries
 from dispatcher.batches.plan import Plan, PlannedRequest, open_plan, read_lines
 from dispatcher.batches.results import Detail, Usage, error_line, read_usage, record_id, result_line
 from dispatcher.batches.storage import BatchFiles, Storage
+from dispatcher.keeper import Keeper
 from dispatcher.placement import Closing, Placement
 from dispatcher.scheduler.question import Need
 from dispatcher.stop import Stop
-from workers.errors import Fenced, StoreUnavailable
+from workers.errors import Fenced
 
 log = structlog.get_logger(__name__)
 
 _CHUNK = 32
 """Lines read at once: bounds what a shard of large lines holds in memory."""
-_MOST_UNWRITTEN = 4
-"""Parts' worth of results that may wait for the storage before no more lines are sent."""
-_PAUSE_S = (0.5, 30.0)
 LATE = "batch_expired"
 STOPPED = "job_stopped"
 _NO_USAGE = Usage(None, None)
@@ -55,26 +50,6 @@ class ShardEnd(StrEnum):
     OPEN = auto()
     NOT_WANTED = auto()
     FENCED = auto()
-
-
-@dataclass(slots=True)
-class _Sums:
-    completed: int = 0
-    failed: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cost: int = 0
-    late: int = 0
-
-    def add(self, *, ok: bool, usage: Usage, cost: int) -> None:
-        self.completed += ok
-        self.failed += not ok
-        self.prompt_tokens += usage.prompt_tokens or 0
-        self.completion_tokens += usage.completion_tokens or 0
-        self.cost += cost
-
-    def tally(self) -> Tally:
-        return Tally(self.completed, self.failed, self.prompt_tokens, self.completion_tokens, self.cost)
 
 
 class ShardRunner:
@@ -165,17 +140,15 @@ class _Run:
         self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), runner.hedge)
         self._strategy = entry.fields.get("strategy") or None
         self._lines = entry.total
-        self._writer = PartWriter(files, claim.shard, f"{claim.number}.{runner.owner}")
-        self._one_writes = threading.Lock()
-        """A cancelled write goes on in its thread, beside which the last results are written."""
-        self._unwritten: list[Result] = []
-        self._sums = _Sums()
-        self._durable = Tally()
-        """What of the sums is durable, and may be told."""
+        self._keeper = Keeper(
+            files,
+            runner.ledger,
+            claim,
+            owner=runner.owner,
+            part_lines=runner.part_lines,
+            part_age_s=runner.part_age_s,
+        )
         self._left_open = False
-        self._sent_all = False
-        self._written = asyncio.Event()
-        self._due = asyncio.Event()
 
     def pick_up(self, plan: Plan) -> list[PlannedRequest]:
         """Count what earlier claims made durable; returns the rest. Blocks on the storage."""
@@ -183,8 +156,7 @@ class _Run:
         for result in shard_entries(self._files, self._claim.shard):
             request = costs.pop(result.line, None)
             if request is not None:
-                self._sums.add(ok=result.ok, usage=result.usage, cost=request.cost_tokens)
-        self._durable = self._sums.tally()
+                self._keeper.count_durable(result, request.cost_tokens)
         return list(costs.values())
 
     async def to_its_end(self, todo: Sequence[PlannedRequest]) -> ShardEnd:
@@ -192,7 +164,7 @@ class _Run:
             await self._answer_all(todo)
             return ShardEnd.OPEN if self._left_open else await self._done()
         except asyncio.CancelledError:
-            await self._write_last()
+            await self._keeper.write_last()
             raise
         except Fenced:
             return self._taken_over()
@@ -203,7 +175,7 @@ class _Run:
             return self._taken_over()
 
     async def _done(self) -> ShardEnd:
-        standing = await self._report(done=True)
+        standing = await self._keeper.done()
         return ShardEnd.BATCH_DONE if standing.all_done else ShardEnd.DONE
 
     def _taken_over(self) -> ShardEnd:
@@ -212,11 +184,10 @@ class _Run:
 
     async def _answer_all(self, todo: Sequence[PlannedRequest]) -> None:
         async with asyncio.TaskGroup() as keeping:
-            keeping.create_task(self._keep_results())
+            keeping.create_task(self._keeper.run())
             async with asyncio.TaskGroup() as lines:
                 await self._send(todo, lines)
-            self._sent_all = True
-            self._due.set()
+            self._keeper.close()
 
     # -- sending --------------------------------------------------------------------------------------------
 
@@ -230,7 +201,7 @@ class _Run:
         shared = _shared_prefixes(todo)
         for start in range(0, len(todo), _CHUNK):
             await self._room()
-            await self._storage_keeps_up()
+            await self._keeper.room()
             if self._left_open:
                 return
             chunk = todo[start : start + _CHUNK]
@@ -244,11 +215,6 @@ class _Run:
             with self._stop.ends_waiting():
                 await self._runner.placement.room()
 
-    async def _storage_keeps_up(self) -> None:
-        while len(self._unwritten) > _MOST_UNWRITTEN * self._runner.part_lines:
-            self._written.clear()
-            await self._written.wait()
-
     async def _answer(self, planned: PlannedRequest, line: Line, shared: frozenset[int]) -> None:
         try:
             answer = await self._ask(self._request(planned, line, shared))
@@ -260,9 +226,6 @@ class _Run:
             log.exception("a line failed", batch=self._batch_id, line=line.number)
             answer = Unanswered("internal_error", f"the dispatcher failed: {type(error).__name__}", Course())
         result = self._result(line, answer)
-        if isinstance(answer, Unanswered) and answer.code == LATE:
-            self._sums.late += 1
-        self._sums.add(ok=result.ok, usage=result.usage, cost=planned.cost_tokens)
         if result.ok and answer.course.worker is not None:
             self._runner.placement.saw_answer(
                 answer.course.worker,
@@ -270,9 +233,8 @@ class _Run:
                 answer.course.latency_s,
                 planned.asked_tokens,
             )
-        self._unwritten.append(result)
-        if len(self._unwritten) in (1, self._runner.part_lines):
-            self._due.set()
+        late = isinstance(answer, Unanswered) and answer.code == LATE
+        self._keeper.add(result, planned.cost_tokens, late=late)
 
     async def _ask(self, request: Request) -> Answered | Unanswered:
         if not self._stop.wanted:
@@ -321,95 +283,6 @@ class _Run:
             case Unanswered(code, message):
                 record = error_line(line.custom_id, code, message, detail, record_id=name)
                 return Result(line.number, False, _NO_USAGE, record)
-
-    # -- keeping --------------------------------------------------------------------------------------------
-
-    async def _keep_results(self) -> None:
-        """Write parts as results come: when enough are there, or the oldest has waited long enough."""
-        while not (self._sent_all and not self._unwritten):
-            await self._due.wait()
-            self._due.clear()
-            if not self._sent_all and len(self._unwritten) < self._runner.part_lines:
-                await self._until_old_or_many()
-            if self._unwritten:
-                await self._write()
-                await self._report_if_possible()
-
-    async def _until_old_or_many(self) -> None:
-        try:
-            async with asyncio.timeout(self._runner.part_age_s):
-                await self._due.wait()
-        except TimeoutError:
-            pass
-
-    async def _write(self) -> None:
-        """Make all results durable that are there now; a storage that cannot is asked until it can."""
-        batch, sums = self._take()
-        pause_s = _PAUSE_S[0]
-        while True:
-            try:
-                await asyncio.to_thread(self._write_part, batch)
-            except StorageError as error:
-                log.error("cannot keep results", batch=self._batch_id, error=str(error), retry_in_s=pause_s)
-                await self._tell_trouble(f"results cannot be stored: {error}")
-                batch = []  # the writer holds them by now
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _PAUSE_S[1])
-            else:
-                break
-        self._durable = sums
-        if pause_s > _PAUSE_S[0]:
-            await self._tell_trouble("")
-        self._written.set()
-
-    def _take(self) -> tuple[list[Result], Tally]:
-        """The results that wait to be written, and what the sums are once they are."""
-        batch, self._unwritten = self._unwritten, []
-        return batch, self._sums.tally()
-
-    def _write_part(self, results: Sequence[Result]) -> None:
-        with self._one_writes:
-            for result in results:
-                self._writer.add(result)
-            self._writer.flush()
-
-    async def _write_last(self) -> None:
-        """What came back before a cancellation is kept, if the storage takes it at once."""
-        results, sums = self._take()
-        try:
-            await asyncio.shield(asyncio.to_thread(self._write_part, results))
-            self._durable = sums
-            await asyncio.shield(self._report_if_possible())
-        except (StorageError, Fenced) as error:
-            log.warning("last results were not kept", batch=self._batch_id, error=str(error))
-
-    async def _tell_trouble(self, text: str) -> None:
-        try:
-            await self._runner.ledger.set_fields(self._batch_id, {"trouble": text})
-        except StoreUnavailable as error:
-            log.warning("cannot tell the batch's trouble", batch=self._batch_id, error=str(error))
-
-    async def _report_if_possible(self) -> None:
-        """Progress on the way: the next report says it all again, so one that fails is no loss."""
-        try:
-            await self._progress(done=False)
-        except StoreUnavailable as error:
-            log.warning("cannot report progress", batch=self._batch_id, error=str(error))
-
-    async def _report(self, *, done: bool) -> Standing:
-        pause_s = _PAUSE_S[0]
-        while True:
-            try:
-                return await self._progress(done=done)
-            except StoreUnavailable as error:
-                log.warning("cannot report a shard", batch=self._batch_id, error=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _PAUSE_S[1])
-
-    async def _progress(self, *, done: bool) -> Standing:
-        if self._sums.late:
-            await self._runner.ledger.set_fields(self._batch_id, {"late": "1"})
-        return await self._runner.ledger.progress(self._claim, self._runner.owner, self._durable, done=done)
 
 
 def _shared_prefixes(planned: Sequence[PlannedRequest]) -> frozenset[int]:

@@ -270,7 +270,7 @@ async def test_a_full_storage_is_waited_out_and_told(make_runner, ledger, batch,
         plain(files, name, data, **how)
 
     monkeypatch.setattr(BatchFiles, "write", write)
-    monkeypatch.setattr("dispatcher.shard._PAUSE_S", (0.001, 0.002))
+    monkeypatch.setattr("dispatcher.keeper._PAUSE_S", (0.001, 0.002))
     task = asyncio.create_task(make_runner().run(batch, 0, 1))
     while "no room" not in (entry := await ledger.entry(batch)).fields.get("trouble", ""):
         assert not task.done()
