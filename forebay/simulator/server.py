@@ -64,10 +64,11 @@ class SimulatedEngine:
         await self._drain()
         self._engine.stop()
         reopening = self._reopening
+        if self._server is not None:
+            await accept_no_more(self._server)
         self._close_listener()
         if reopening is not None:
             await asyncio.wait([reopening])
-        await come_about()
         for connection in list(self._connections):
             connection.reset()
         await self._none_open.wait()
@@ -159,8 +160,14 @@ class SimulatedEngine:
             self._none_open.set()
 
 
-async def come_about() -> None:
-    """Let connections that a closed listener has accepted already be made, so that they can be closed."""
+async def accept_no_more(server: asyncio.Server) -> None:
+    """Let connections that are being accepted be made, and accept no others, so that the server may close.
+
+    One that is half accepted when its server closes is lost by asyncio, and stays open.
+    """
+    loop = asyncio.get_running_loop()
+    for listener in server.sockets:
+        loop.remove_reader(listener.fileno())
     for _ in range(3):  # the acceptance, its task, the protocol
         await asyncio.sleep(0)
 

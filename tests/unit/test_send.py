@@ -14,7 +14,7 @@ from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.reply import Failure, FailureKind, Reply
 from dispatcher.send import Sender, ThroughHttpx, kind_of, make_transport
 from dispatcher.wire import WireError
-from forebay.simulator.server import come_about
+from forebay.simulator.server import accept_no_more
 
 CHAT = "/v1/chat/completions"
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
@@ -37,8 +37,8 @@ class Worker:
         return self
 
     async def stop(self):
+        await accept_no_more(self.server)
         self.server.close()
-        await come_about()
         for transport in self.open:
             transport.abort()
         await self.until(lambda: not self.open)  # the server itself does not wait for them on Python 3.11
