@@ -102,17 +102,18 @@ class Rig:
         await self.store.register(WorkerSpec(url=engine.url))
         return engine
 
-    def monitor(self) -> subprocess.Popen[bytes]:
-        return self._start("monitor")
+    def monitor(self, **settings: Any) -> subprocess.Popen[bytes]:
+        return self._start("monitor", **settings)
 
     def dispatcher(self, name: str, **settings: Any) -> subprocess.Popen[bytes]:
+        """A setting that is None is left as it is by default."""
         # Without second attempts of running requests, tests can count what engines were sent.
         given = {"name": name, "view_interval_s": 0.05, "part_age_s": 0.1, "hedge": "false"} | settings
         return self._start("dispatcher", **given)
 
     def _start(self, module: str, **settings: Any) -> subprocess.Popen[bytes]:
         mine = {"REDIS_URL": self.redis_url, "STORAGE": self.storage.url, **settings}
-        given = {f"FOREBAY_{name.upper()}": str(value) for name, value in mine.items()}
+        given = {f"FOREBAY_{name.upper()}": str(value) for name, value in mine.items() if value is not None}
         log = (self.folder / f"{module}-{len(self._processes)}.log").open("wb")
         with log:
             process = subprocess.Popen(
