@@ -7,7 +7,8 @@ leases that ended. How a worker is chosen for one request is `scheduler`'s subje
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Hashable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from random import Random
@@ -37,21 +38,24 @@ _SCOUTING_S = 2.0
 _SCOUT_COST = 4.0
 """A scout costs at most so many times the cheapest request seen: it shall be back soon."""
 
+_SPEED_STEP = -math.log(WORTH_IT)
+"""Logarithm of a difference in speed that no request waits for."""
+_SCOUTS_ONLY, _OF_UNKNOWN_SPEED = -1_000_000, 1_000_000
+"""Kinds of room: what takes scouts only is declined soonest; unknown speed is worth trying, by anybody."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """Who could take one more request. `fastest`: their highest speed; None: nobody's, or one is unknown."""
+    """The workers that could take one more request.
 
-    names: Sequence[str]
+    `fastest`: their highest speed; None: there is nobody, or one of unknown speed. `for_scouts`: all of them
+    take scouts only. `kind`: faster room is of a higher kind, room of about one speed of one.
+    """
+
+    workers: int
     fastest: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Declined:
-    """Room that everybody of this urgency or less rather waits than takes: on workers up to this speed."""
-
-    speed: float
-    urgency: int
+    for_scouts: bool
+    kind: int
 
 
 class Assignment(Generic[Granted]):
@@ -60,8 +64,6 @@ class Assignment(Generic[Granted]):
     def __init__(self, strategies: Strategies, rng: Random) -> None:
         self.fleet = FleetModel(FleetView(now_s=0.0, generation=0))
         """As seen last; whoever takes a lease or gives one back tells it."""
-        self.patient = 0
-        """Requests that wait for a faster worker, as counted when all were last asked."""
         self.without_worker: NoWorkerReason | None = None
         """Why the last pass found no worker for somebody waiting, however idle; None: there was one."""
         self._strategies = strategies
@@ -73,11 +75,16 @@ class Assignment(Generic[Granted]):
         self._cheapest = float("inf")
         self._stranded: set[Hashable] = set()
         """Lanes for which there was no worker when they were last decided for."""
-        self._declined: dict[str | None, _Declined] = {}
-        """By model, until the next look: what all declined would be declined again, and asking costs time."""
+        self._ends_at: dict[int, float] = {}
+        """When those who wait for a faster worker expect to end, by serial."""
+        self._looked = False
+        """Whether nobody was asked since the last look."""
+        self._busy: set[str | None] = set()
+        """Models that nobody has room for in this pass."""
         self._rooms: dict[str | None, _Room] = {}
         """By model, until the next lease or pass."""
         self._outlook: Outlook | None = None
+        """Kept from look to look: each slot in it is waited for by one request."""
         self._underway: Iterable[Underway] = ()
         self._now_s = 0.0
 
@@ -89,7 +96,9 @@ class Assignment(Generic[Granted]):
         """Go by a new view of the fleet. `speeds`: tokens per second and sequence, where they are known."""
         self.fleet, self._speeds = fleet, speeds
         self._top_speed = max(speeds.values(), default=0.0)
-        self._declined.clear()
+        self._outlook = None
+        self._ends_at.clear()
+        self._looked = True
         self._send_scouts_only(set(fleet.ids) - speeds.keys(), now_s)
 
     def _send_scouts_only(self, unknown: AbstractSet[str], now_s: float) -> None:
@@ -112,25 +121,18 @@ class Assignment(Generic[Granted]):
         """
         asks: list[tuple[Waiting[Granted], Chosen]] = []
         closed: set[Hashable] = set()
-        patient: list[Waiting[Granted]] = []
-        all_were_asked = True
-        self.without_worker = None
-        self._begin_pass(underway, now_s)
+        self._begin_pass(backlog, underway, now_s)
         while len(asks) < MOST_ASKS and (waiting := backlog.first(closed)) is not None:
-            if self._declined_by_all(waiting):
-                all_were_asked = False
+            if waiting.need.model in self._busy or self._declined(waiting):
                 closed.add(backlog.lane(waiting))
-                backlog.rejoin(waiting)
-            elif self._better_waits(waiting.need):
-                patient.append(waiting)
+            elif self._better_waits(waiting):
+                waiting.declined = self._room(waiting.need.model).kind
+                closed.add(backlog.lane(waiting))
             elif (decision := self._decided(waiting)) is not None:
                 asks.append((waiting, decision))
+                continue
             else:
                 closed.add(backlog.lane(waiting))
-                backlog.rejoin(waiting)
-        if all_were_asked and len(asks) < MOST_ASKS:
-            self._note_patient(patient)
-        for waiting in patient:
             backlog.rejoin(waiting)
         return asks
 
@@ -140,40 +142,38 @@ class Assignment(Generic[Granted]):
         Those for whom there is no worker at all do not count, within bounds: others need not wait for them.
         """
         slots = float(self.fleet.limit.sum()) if len(self.fleet) else 0.0
-        impatient = len(backlog) - min(self.patient, _MOST_PATIENT)
+        impatient = len(backlog) - min(backlog.patient, _MOST_PATIENT)
         stranded = backlog.count(self._stranded)
         enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
         return impatient - stranded < enough and stranded < _MOST_STRANDED
 
-    def _begin_pass(self, underway: Iterable[Underway], now_s: float) -> None:
+    def _begin_pass(self, backlog: Backlog[Granted], underway: Iterable[Underway], now_s: float) -> None:
         self._underway, self._now_s = underway, now_s
-        self._outlook = None
         self._rooms.clear()
+        self._busy.clear()
+        self.without_worker = None
+        if self._looked:  # all may be otherwise
+            self._looked = False
+            backlog.ask_again()
 
     def _room(self, model: str | None) -> _Room:
         room = self._rooms.get(model)
         if room is None:
-            names = self.fleet.with_room(model, self._now_s)
-            speeds = [speed for name in names if (speed := self._speeds.get(name)) is not None]
-            fastest = max(speeds) if speeds and len(speeds) == len(names) else None
-            room = self._rooms[model] = _Room(names, fastest)
+            free = self.fleet.room(model, self._now_s)
+            speeds = self.fleet.speed[free]
+            count = len(speeds)
+            fastest = float(speeds.max()) if count else math.nan
+            scouts = count <= len(self._scouted) and self._all_scouted(model)
+            known = None if math.isnan(fastest) else fastest
+            room = self._rooms[model] = _Room(count, known, scouts, _kind(known, scouts=scouts))
         return room
 
-    def _declined_by_all(self, waiting: Waiting[Granted]) -> bool:
-        declined = self._declined.get(waiting.need.model)
-        if declined is None or waiting.urgency < declined.urgency:
-            return False
-        fastest = self._room(waiting.need.model).fastest
-        return fastest is not None and WORTH_IT * fastest <= declined.speed
+    def _all_scouted(self, model: str | None) -> bool:
+        return self._scouted.issuperset(self.fleet.with_room(model, self._now_s))
 
-    def _note_patient(self, patient: Sequence[Waiting[Granted]]) -> None:
-        self.patient = len(patient)
-        found: dict[str | None, _Declined] = {}
-        for waiting in patient:  # the most urgent of each model comes first
-            fastest = self._room(waiting.need.model).fastest
-            if fastest is not None:
-                found.setdefault(waiting.need.model, _Declined(fastest, waiting.urgency))
-        self._declined.update(found)
+    def _declined(self, waiting: Waiting[Granted]) -> bool:
+        """Whether it was asked since the last look if it takes such room, and rather waits."""
+        return waiting.declined is not None and self._room(waiting.need.model).kind <= waiting.declined
 
     def _decided(self, waiting: Waiting[Granted]) -> Chosen | None:
         """Decide for one request; None: it has to wait, and its lane with it."""
@@ -191,21 +191,32 @@ class Assignment(Generic[Granted]):
                 self._stranded.add(lane)
             case Busy():
                 pass
+        if not self._room(need.model).workers:
+            self._busy.add(need.model)
         return None
 
-    def _better_waits(self, need: Need) -> bool:
+    def _better_waits(self, waiting: Waiting[Granted]) -> bool:
+        need = waiting.need
         room = self._room(need.model)
-        if not room.names:
+        if not room.workers:
             return False  # then deciding says who is busy, and until when
-        if self._scouted.issuperset(room.names):
+        if room.for_scouts:
             return not self._is_scout(need)
         if room.fastest is None or room.fastest >= WORTH_IT * self._top_speed:
             return False  # nobody is so much faster that waiting could be worth it
+        return self._ends_sooner(waiting, room.fastest)
+
+    def _ends_sooner(self, waiting: Waiting[Granted], fastest: float) -> bool:
+        """Whether it ends sooner in the slot that it waits for, or finds one to wait for."""
+        tokens = answer_tokens(waiting.need)
+        if (ends_at := self._ends_at.get(waiting.serial)) is not None:
+            return ends_at - self._now_s < WORTH_IT * tokens / fastest
         if self._outlook is None:
             self._outlook = Outlook(self._now_s, self._speeds, self._underway)
-        return self._outlook.better_waits(
-            answer_tokens(need), room.names, self.fleet.names_serving(need.model)
-        )
+        ends_in_s = self._outlook.wait_for(tokens, fastest, self.fleet.names_serving(waiting.need.model))
+        if ends_in_s is not None:
+            self._ends_at[waiting.serial] = self._now_s + ends_in_s
+        return ends_in_s is not None
 
     def _is_scout(self, need: Need) -> bool:
         return need.cost_tokens <= _SCOUT_COST * self._cheapest
@@ -215,6 +226,12 @@ class Assignment(Generic[Granted]):
         if self._scouted and not self._is_scout(need):
             return replace(need, tried=need.tried | self._scouted)
         return need
+
+
+def _kind(fastest: float | None, *, scouts: bool) -> int:
+    if scouts:
+        return _SCOUTS_ONLY
+    return _OF_UNKNOWN_SPEED if fastest is None else math.floor(math.log(fastest) / _SPEED_STEP)
 
 
 def answer_tokens(need: Need) -> int:

@@ -24,12 +24,16 @@ _Rank: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[Granted]):
-    """One request's place. `urgency`: lower goes first; among equals the costlier, then the earlier."""
+    """One request's place. `urgency`: lower goes first; among equals the costlier, then the earlier.
+
+    `declined`: the kind of room that it was offered and rather waits than takes; None: it was not asked.
+    """
 
     need: Need
     urgency: int
     serial: int
     granted: asyncio.Future[Granted] = field(repr=False)
+    declined: int | None = None
 
     @property
     def rank(self) -> _Rank:
@@ -54,7 +58,7 @@ class Backlog(Generic[Granted]):
 
     def rejoin(self, waiting: Waiting[Granted]) -> None:
         """Wait on, in the old place: an acquire was refused."""
-        heapq.heappush(self._lanes.setdefault(_lane(waiting.need), []), (waiting.rank, waiting))
+        heapq.heappush(self._lanes.setdefault(_lane(waiting), []), (waiting.rank, waiting))
         self._count += 1
 
     def first(self, closed: set[Hashable]) -> Waiting[Granted] | None:
@@ -84,9 +88,25 @@ class Backlog(Generic[Granted]):
     @staticmethod
     def lane(waiting: Waiting[Granted]) -> Hashable:
         """The lane that a request stands in."""
-        return _lane(waiting.need)
+        return _lane(waiting)
+
+    @property
+    def patient(self) -> int:
+        """How many have declined room."""
+        return sum(len(lane) for lane in self._lanes.values() if lane and lane[0][1].declined is not None)
+
+    def ask_again(self) -> None:
+        """Let those who have declined room be asked for it again."""
+        for key, lane in list(self._lanes.items()):
+            if lane and lane[0][1].declined is not None:
+                del self._lanes[key]
+                self._count -= len(lane)
+                for _, waiting in lane:
+                    waiting.declined = None
+                    self.rejoin(waiting)
 
 
-def _lane(need: Need) -> Hashable:
+def _lane(waiting: Waiting[Granted]) -> Hashable:
+    need = waiting.need
     # Contexts of one power of two fit the same workers, nearly always.
-    return (need.model, need.strategy, need.tried, need.context_tokens.bit_length())
+    return (need.model, need.strategy, need.tried, need.context_tokens.bit_length(), waiting.declined)

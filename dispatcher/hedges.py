@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, repeat
 
 SLOWER = 1.2
 """A second attempt goes to a worker at least so many times as fast, per sequence."""
@@ -49,21 +50,22 @@ def choose(
     `free`: slots by worker. `speeds`: tokens per second and sequence, of the workers whose speed is known.
     `foretold`: answers get about as long as their ceiling says, so what is nearly done is left alone.
     """
-    slots = sorted(
-        (worker for worker, count in free.items() if worker in speeds for _ in range(count)),
-        key=lambda worker: -speeds[worker],
+    fastest_first = sorted(
+        (worker for worker in free if worker in speeds), key=lambda worker: -speeds[worker]
     )
+    slots = chain.from_iterable(repeat(worker, free[worker]) for worker in fastest_first)
     waiting = sorted(
         (one for one in running if one.worker_id in speeds),
         key=lambda one: (speeds[one.worker_id], _progress(one, speeds, now_s)),
     )
     hedges: list[Hedge] = []
+    worker = next(slots, None)
     for one in waiting:
-        if len(hedges) == len(slots):
+        if worker is None:
             break
-        worker = slots[len(hedges)]
         if _is_worth_it(one, worker, speeds, now_s, foretold=foretold):
             hedges.append(Hedge(one.lease, worker))
+            worker = next(slots, None)
     return hedges
 
 

@@ -62,18 +62,26 @@ class Outlook:
         Neither may be changed after it was handed in.
         """
         fastest = self._fastest(with_room)
-        if fastest is None or not self._free_in:
-            return False
+        return fastest is not None and self.wait_for(tokens, fastest, served_by) is not None
+
+    def wait_for(self, tokens: int, fastest: float, served_by: Sequence[str]) -> float | None:
+        """In how many seconds a request ends that waits for the best slot; None: it had better go now.
+
+        `fastest`: speed of the fastest worker that has room.
+        """
+        if not self._free_in:
+            return None
         takes_s = self._soonest + tokens * self._token_s
         if (elsewhere := self._not_among(served_by)) is not None:
             takes_s[elsewhere] = math.inf
         best = int(takes_s.argmin())
-        if not takes_s[best] < tokens / fastest * WORTH_IT:
-            return False
+        ends_in_s = float(takes_s[best])
+        if not ends_in_s < tokens / fastest * WORTH_IT:
+            return None
         free_in = self._free_in[best]
         free_in.pop()
         self._soonest[best] = free_in[-1] if free_in else math.inf
-        return True
+        return ends_in_s
 
     def _fastest(self, with_room: Sequence[str]) -> float | None:
         """The highest speed of those that have room; None: nobody has, or one of unknown speed has."""

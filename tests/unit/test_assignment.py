@@ -1,0 +1,163 @@
+"""Passes: who goes, who waits for a faster worker, who is asked again, and when more should be brought."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from dispatcher.assignment import Assignment
+from dispatcher.backlog import Backlog
+from dispatcher.scheduler.decision import NoWorkerReason
+from dispatcher.scheduler.fleet import FleetModel
+from dispatcher.scheduler.outlook import Underway
+from dispatcher.scheduler.question import Need
+from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
+from forebay.policy.engine import Engine, EngineSpec
+from forebay.policy.watched import Polling, WatchedWorker
+from workers.fleet import FleetView
+
+SPEEDS = {"slow": 10.0, "fast": 40.0}
+FULL = [Underway("fast", 0.0, 80)]
+"""What the fast worker is doing: for two seconds more."""
+
+
+class Desk:
+    """An assignment, its backlog, and workers by name with so many slots."""
+
+    def __init__(self, speeds=SPEEDS, **slots):
+        self.workers = {
+            name: WatchedWorker(name, Engine(EngineSpec(1, count)), Polling(), told=True)
+            for name, count in slots.items()
+        }
+        self.assignment = Assignment(Strategies(SchedulerPolicy()), Random(1))
+        self.backlog = Backlog()
+        self.look(speeds)
+
+    def look(self, speeds=SPEEDS, now_s=0.0):
+        views = tuple(worker.view(0.0) for worker in self.workers.values())
+        known = {name: speed for name, speed in speeds.items() if name in self.workers}
+        self.assignment.look(FleetModel(FleetView(now_s, 1, views), speeds=known), known, now_s)
+
+    def come(self, *tokens, urgency=0, model=None):
+        for count in tokens:
+            need = Need(model, 0, count, count)
+            self.assignment.note(need)
+            self.backlog.join(need, urgency, SimpleNamespace(done=lambda: False))
+
+    def fill(self, name):
+        for _ in range(self.workers[name].limit):
+            self.assignment.fleet.took(name, 1)
+
+    def free(self, name):
+        self.assignment.fleet.gave_back(name, 1)
+
+    def go(self, underway=(), now_s=0.0):
+        """Who goes where in one pass."""
+        asks = self.assignment.assign(self.backlog, underway, now_s)
+        return [(waiting.need.cost_tokens, decision.pick) for waiting, decision in asks]
+
+
+@pytest.fixture
+def desk():
+    """A slow worker with room, and a fast one that is full for two seconds."""
+    made = Desk(slow=4, fast=1)
+    made.fill("fast")
+    return made
+
+
+def test_the_longest_waits_for_the_faster_worker_and_the_next_goes(desk):
+    desk.come(400, 20)
+    assert desk.go(FULL) == [(20, "slow")]
+    assert (len(desk.backlog), desk.backlog.patient) == (1, 1)
+
+
+def test_who_waits_takes_the_fast_slot_when_it_comes_free(desk):
+    desk.come(400)
+    assert desk.go(FULL) == []
+    desk.free("fast")
+    assert desk.go() == [(400, "fast")]
+
+
+def test_who_has_declined_room_is_asked_again_after_the_next_look(desk):
+    desk.come(400)
+    assert desk.go(FULL) == []
+    assert desk.go([Underway("fast", 0.0, 40_000)]) == []
+    desk.look()
+    desk.fill("fast")
+    assert desk.go([Underway("fast", 0.0, 40_000)]) == [(400, "slow")]
+
+
+def test_who_comes_between_looks_is_asked_whoever_has_declined_before(desk):
+    desk.come(400)
+    assert desk.go(FULL) == []
+    desk.come(20)
+    assert desk.go(FULL) == [(20, "slow")]
+
+
+def test_a_slot_that_one_waits_for_is_not_waited_for_by_another_until_the_next_look(desk):
+    desk.come(400)
+    assert desk.go(FULL) == []
+    desk.come(390)
+    assert desk.go(FULL) == [(390, "slow")]
+
+
+def test_faster_room_is_offered_to_who_has_declined_slower_room():
+    speeds = {"slow": 10.0, "middle": 30.0, "fast": 40.0}
+    desk = Desk(speeds, slow=4, middle=1, fast=1)
+    desk.fill("fast")
+    desk.fill("middle")
+    desk.come(400)
+    # For the fast one it would end after 12.2 s, on the slow one after 40 s, on the middle one after 13 s.
+    busy = [Underway("fast", 0.0, 88), Underway("middle", 0.0, 30_000)]
+    assert desk.go(busy) == []
+    desk.free("middle")
+    assert desk.go(busy, now_s=0.01) == [(400, "middle")]
+
+
+def test_a_worker_of_unknown_speed_gets_short_requests_only_until_it_has_had_its_time():
+    desk = Desk({}, new=16)
+    desk.come(*[1000] * 3, *[10] * 6)
+    assert desk.go() == [(10, "new")] * 4
+    desk.look({}, now_s=5.0)
+    assert desk.go(now_s=5.0)[:3] == [(1000, "new")] * 3
+
+
+def test_without_a_worker_for_the_model_everybody_waits_and_it_is_said_why():
+    desk = Desk()
+    desk.come(10, 20, model="m")
+    assert desk.go() == []
+    assert desk.assignment.without_worker is NoWorkerReason.NOT_SERVED
+    assert len(desk.backlog) == 2
+
+
+def test_more_is_brought_while_few_wait_for_the_slots_there_are(desk):
+    assert desk.assignment.has_room(desk.backlog)
+    desk.fill("slow")
+    desk.come(*[10] * 15)
+    desk.go(FULL)
+    assert desk.assignment.has_room(desk.backlog)
+    desk.come(10)
+    desk.go(FULL)
+    assert not desk.assignment.has_room(desk.backlog)
+
+
+def test_who_waits_for_a_faster_worker_does_not_keep_others_from_being_brought():
+    desk = Desk(slow=4, fast=40)
+    desk.fill("fast")
+    desk.come(*[4000] * 30)
+    assert desk.go([Underway("fast", 0.0, 80)] * 40) == []
+    assert desk.backlog.patient == 30
+    assert desk.assignment.has_room(desk.backlog)
+
+
+async def test_who_gave_up_while_waiting_for_a_faster_worker_is_passed_over(desk):
+    granted = asyncio.get_running_loop().create_future()
+    desk.backlog.join(Need(None, 0, 400, 400), 0, granted)
+    assert desk.go(FULL) == []
+    granted.cancel()
+    desk.free("fast")
+    assert desk.go() == []
+    assert len(desk.backlog) == 0
