@@ -1,9 +1,9 @@
 """Late binding: requests wait here until a worker has room, then lease the one that will finish them soonest.
 
 One task does it all, in passes: free the leases of what has ended, look at the fleet if the last look is
-old, decide for as many of the waiting as there is room for, take their leases in one step. Being alone, it
-never counts a lease twice. How a worker is chosen is `scheduler`'s subject, the order of waiting `backlog`'s,
-what a request does with its lease `attempts`'.
+old, assign as many of the waiting as there is room for, take their leases in one step. Being alone, it never
+counts a lease twice. Who of the waiting goes where is `assignment`'s subject, what a request does with its
+lease `attempts`'.
 """
 
 from __future__ import annotations
@@ -12,43 +12,30 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Hashable
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from random import Random
 
 import structlog
 
+from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
 from dispatcher.backlog import Backlog, Waiting
 from dispatcher.hedges import Candidate
 from dispatcher.hedging import Hedging
-from dispatcher.scheduler.decision import Busy, Chosen, Decision, NoWorker, NoWorkerReason, decide
+from dispatcher.scheduler.decision import Chosen, NoWorkerReason
 from dispatcher.scheduler.fleet import FleetModel
-from dispatcher.scheduler.outlook import Outlook, Underway
+from dispatcher.scheduler.outlook import Underway
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
 from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
-from workers.fleet import FleetView, WorkerView
+from workers.fleet import WorkerView
 from workers.store import Ask, End, FleetStore, Grant, lease_id
 
 log = structlog.get_logger(__name__)
 
-_MOST_ASKS = 256
-"""Leases asked for in one step: bounds how long Redis is busy with it."""
 _OUTAGE_PAUSE_S = (0.1, 5.0)
-_WAITING_PER_SLOT = 0.5
-_LEAST_WAITING = 16
-_MOST_PATIENT = 256
-"""Requests that wait for a faster worker and are not counted as waiting: others may go meanwhile."""
-_MOST_STRANDED = 4096
-"""Requests without any worker that may wait here before nothing more is brought: bounds what they hold."""
-_SCOUTS = 4
-"""Leases that a worker of unknown speed gets until its first answer, or until it has had its time."""
-_SCOUTING_S = 2.0
-_SCOUT_COST = 4.0
-"""A scout costs at most so many times the cheapest request seen: it shall be back soon."""
 
 
 class Closing(Exception):
@@ -96,11 +83,10 @@ class Placement:
     ) -> None:
         """`owner` names this dispatcher in its leases; it is used by no other, and by none after it."""
         self._store = store
-        self._strategies = strategies
+        self._assignment: Assignment[Held] = Assignment(strategies, rng)
         self._speeds = speeds
         self.hedging = hedging
         self._owner = owner
-        self._rng = rng
         self._view_interval_s = view_interval_s
         self._stale_after_s = stale_after_s
         self._dead_after_s = dead_after_s
@@ -108,21 +94,13 @@ class Placement:
         self._backlog: Backlog[Held] = Backlog()
         self._ends: list[tuple[Held, End]] = []
         self._held: dict[str, Held] = {}
-        self._patient_count = 0
-        self._scouting_since: dict[str, float] = {}
-        self._scouted: frozenset[str] = frozenset()
-        self._cheapest = float("inf")
         self._known_speeds: dict[str, float] = {}
         self._serials = itertools.count(1)
-        self._fleet = FleetModel(FleetView(now_s=0.0, generation=0))
         self._workers: dict[str, WorkerView] = {}
         self._viewed_at = -float("inf")
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
-        self._without_worker: NoWorkerReason | None = None
-        self._stranded: set[Hashable] = set()
-        """Lanes for which there was no worker, however idle, when they were last decided for."""
         self._closing = False
 
     # -- what a request does --------------------------------------------------------------------------------
@@ -134,7 +112,7 @@ class Placement:
         """
         if self._closing:
             raise Closing
-        self._cheapest = min(self._cheapest, need.cost_tokens)
+        self._assignment.note(need)
         granted: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
         self._backlog.join(need, urgency, granted)
         self._note_room()
@@ -208,7 +186,7 @@ class Placement:
     @property
     def without_worker(self) -> NoWorkerReason | None:
         """Why the last pass found no worker for somebody waiting, however idle; None: there was one."""
-        return self._without_worker if self._backlog else None
+        return self._assignment.without_worker if self._backlog else None
 
     # -- the passes -----------------------------------------------------------------------------------------
 
@@ -237,7 +215,7 @@ class Placement:
         by_worker: dict[str, list[str]] = defaultdict(list)
         for held in self._held.values():
             by_worker[held.worker_id].append(held.lease)
-        gone = await self._store.renew(by_worker)
+        gone = [lease for lease in await self._store.renew(by_worker) if lease in self._held]
         if gone:
             log.warning("leases ended before they were renewed", count=len(gone))
 
@@ -258,7 +236,7 @@ class Placement:
         await self._settle()
         if self._attentive and self._clock() - self._viewed_at >= self._view_interval_s:
             await self._look()
-        asks = self._decide()
+        asks = self._assignment.assign(self._backlog, map(_underway, self._held.values()), self._now())
         if asks:
             try:
                 await self._acquire(asks)
@@ -289,84 +267,21 @@ class Placement:
         self._workers = {worker.id: worker for worker in view.workers}
         speeds = {worker.id: self._speeds.of(worker) for worker in view.workers}
         self._known_speeds = {name: speed for name, speed in speeds.items() if speed is not None}
-        self._fleet = FleetModel(
+        fleet = FleetModel(
             view,
             speeds=self._known_speeds,
             stale_after_s=self._stale_after_s,
             dead_after_s=self._dead_after_s,
         )
-        self._send_scouts_only(speeds.keys() - self._known_speeds.keys())
+        self._assignment.look(fleet, self._known_speeds, view.now_s)
 
-    def _send_scouts_only(self, unknown: AbstractSet[str]) -> None:
-        """Give workers of unknown speed a few short requests first: the long ones shall go where they belong.
-
-        A worker that does not answer in time, or whose answers have no tokens, is no longer held back.
-        """
-        now = self._clock()
-        self._scouted = frozenset(
-            name for name in unknown if now - self._scouting_since.setdefault(name, now) < _SCOUTING_S
-        )
-        for name in self._scouted:
-            self._fleet.cap_limit(name, _SCOUTS)
+    @property
+    def _fleet(self) -> FleetModel:
+        return self._assignment.fleet
 
     def _now(self) -> float:
         """Redis' clock, as told by the last look and the time since."""
         return self._fleet.view.now_s + (self._clock() - self._viewed_at)
-
-    def _decide(self) -> list[tuple[Waiting[Held], Chosen]]:
-        asks: list[tuple[Waiting[Held], Chosen]] = []
-        closed: set[Hashable] = set()
-        without_worker = None
-        now_s = self._now()
-        outlook = Outlook(now_s, self._known_speeds, map(_underway, self._held.values()))
-        patient: list[Waiting[Held]] = []
-        while len(asks) < _MOST_ASKS and (waiting := self._backlog.first(closed)) is not None:
-            if self._better_waits(waiting.need, outlook, now_s):
-                patient.append(waiting)
-                continue
-            decision: Decision = decide(
-                self._asked(waiting.need),
-                self._fleet,
-                self._strategies.for_request(waiting.need),
-                self._rng,
-                now_s,
-            )
-            lane = self._backlog.lane(waiting)
-            self._stranded.discard(lane)
-            match decision:
-                case Chosen():
-                    self._fleet.took(decision.pick, waiting.need.cost_tokens)
-                    asks.append((waiting, decision))
-                    continue
-                case NoWorker(reason):
-                    without_worker = reason
-                    self._stranded.add(lane)
-                case Busy():
-                    pass
-            closed.add(lane)
-            self._backlog.rejoin(waiting)
-        for waiting in patient:
-            self._backlog.rejoin(waiting)
-        self._patient_count = len(patient)
-        self._without_worker = without_worker
-        return asks
-
-    def _better_waits(self, need: Need, outlook: Outlook, now_s: float) -> bool:
-        with_room = self._fleet.with_room(need.model, now_s)
-        if not with_room:
-            return False  # then deciding says who is busy, and until when
-        if self._scouted.issuperset(with_room):
-            return not self._is_scout(need)
-        return outlook.better_waits(_answer_tokens(need), with_room, self._fleet.names_serving(need.model))
-
-    def _is_scout(self, need: Need) -> bool:
-        return need.cost_tokens <= _SCOUT_COST * self._cheapest
-
-    def _asked(self, need: Need) -> Need:
-        """The need as it is decided: who is scouted takes no long request while there are others."""
-        if self._scouted and not self._is_scout(need):
-            return replace(need, tried=need.tried | self._scouted)
-        return need
 
     async def _acquire(self, asks: list[tuple[Waiting[Held], Chosen]]) -> None:
         leases = [
@@ -394,7 +309,7 @@ class Placement:
             for refusal in answer:
                 self._fleet.refused(refusal.worker_id, refusal.why, refusal.again_at)
             self._backlog.rejoin(waiting)
-        if refused or len(asks) == _MOST_ASKS:
+        if refused or len(asks) == MOST_ASKS:
             self._wake.set()  # others may have room, and more may be waiting
 
     def _hold(self, ask: Ask, grant: Grant, need: Need, decision: Chosen | None) -> Held:
@@ -408,7 +323,7 @@ class Placement:
             epoch=grant.epoch,
             tokens=need.cost_tokens,
             granted_s=self._now(),
-            answer_tokens=_answer_tokens(need),
+            answer_tokens=answer_tokens(need),
             decision=decision,
             need=need,
         )
@@ -418,7 +333,7 @@ class Placement:
             worker=held.worker_id,
             tokens=held.answer_tokens,
             waiting=len(self._backlog),
-            patient=self._patient_count,
+            patient=self._backlog.patient,
         )
         return held
 
@@ -465,19 +380,10 @@ class Placement:
         join(second)
 
     def _note_room(self) -> None:
-        slots = float(self._fleet.limit.sum()) if len(self._fleet) else 0.0
-        impatient = len(self._backlog) - min(self._patient_count, _MOST_PATIENT)
-        stranded = self._backlog.count(self._stranded)
-        enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
-        if self._closing or (impatient - stranded < enough and stranded < _MOST_STRANDED):
+        if self._closing or self._assignment.has_room(self._backlog):
             self._room.set()
         else:
             self._room.clear()
-
-
-def _answer_tokens(need: Need) -> int:
-    """What the answer may have: the ceiling, else what the plan expects."""
-    return need.asked_tokens or max(1, need.cost_tokens - need.prompt_tokens)
 
 
 def _underway(held: Held) -> Underway:

@@ -267,7 +267,7 @@ async def test_those_without_any_worker_take_no_room_from_others(monkeypatch):
 
 
 async def test_even_those_without_a_worker_are_bounded(monkeypatch):
-    monkeypatch.setattr("dispatcher.placement._MOST_STRANDED", 20)
+    monkeypatch.setattr("dispatcher.assignment._MOST_STRANDED", 20)
     placement = make(Store())
     async with passes(placement):
         lost = [asyncio.create_task(placement.lease(need("nobody"), 1)) for _ in range(20)]
