@@ -7,11 +7,14 @@ time-outs are `send`'s.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.http_exceptions import HttpProcessingError
 from yarl import URL
 
 from dispatcher.reply import FailureKind
@@ -85,6 +88,8 @@ class Wire:
     ) -> None:
         self._max_body_bytes = max_body_bytes
         self._keep_headers = frozenset(keep_headers)
+        self._reading: dict[asyncio.Future[None], tuple[ResponseHandler, aiohttp.StreamReader]] = {}
+        """What was read last from each open connection, by the future of its loss."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=idle_s),
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -124,12 +129,44 @@ class Wire:
         await self._session.close()
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        self._watch(response)
         content = bytearray()
         async for chunk in response.content.iter_any():
             content += chunk
             if len(content) > self._max_body_bytes:
                 raise WireError(FailureKind.TOO_LARGE, f"reply above {self._max_body_bytes} bytes")
         return bytes(content)
+
+    def _watch(self, response: aiohttp.ClientResponse) -> None:
+        """See to it that reading ends with the connection.
+
+        When what follows a reply's head is no HTTP, aiohttp 3.14 closes the connection and tells nobody who
+        reads the body: its parser in C has let go of the body by then.
+        """
+        protocol = None if response.connection is None else response.connection.protocol
+        if protocol is None:  # all of the body is here
+            return
+        lost = protocol.closed
+        if lost is None:
+            _end_reading(protocol, response.content)
+            return
+        if lost not in self._reading:
+            lost.add_done_callback(self._lost)
+        self._reading[lost] = protocol, response.content
+
+    def _lost(self, lost: asyncio.Future[None]) -> None:
+        if not lost.cancelled():
+            lost.exception()  # else asyncio complains that nobody asked for it
+        _end_reading(*self._reading.pop(lost))
+
+
+def _end_reading(protocol: ResponseHandler, content: aiohttp.StreamReader) -> None:
+    if (
+        isinstance(protocol.exception(), HttpProcessingError)
+        and not content.is_eof()
+        and content.exception() is None
+    ):
+        content.set_exception(aiohttp.ClientPayloadError("the reply goes on in no way that HTTP knows"))
 
 
 @lru_cache(maxsize=4096)

@@ -7,13 +7,14 @@ import asyncio
 import inspect
 import socket
 
+import aiohttp
 import httpx
 import pytest
 
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.reply import Failure, FailureKind, Reply
 from dispatcher.send import Sender, ThroughHttpx, kind_of, make_transport
-from dispatcher.wire import WireError
+from dispatcher.wire import ERRORS, WireError, kind_in
 from forebay.simulator.server import accept_no_more
 
 CHAT = "/v1/chat/completions"
@@ -340,6 +341,40 @@ async def test_a_reply_that_does_not_come_whole_is_a_failure_with_its_own_name(
     await worker.until(lambda: worker.lost == 1)
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "then"),
+    [
+        (CHUNKED, b"zz\r\n{"),
+        (CHUNKED + b"1\r\n{\r\n", b"HTTP/1.1 502 Bad Gateway\r\n\r\n"),
+        (CHUNKED + b"1\r\n{\r\n", b"1\r\n}xx"),
+    ],
+)
+async def test_a_reply_that_goes_on_with_nonsense_ends_at_once(serve, sender, begun, then):
+    going = []
+
+    def on_request(transport, number):
+        if number > 1:  # the connection has served one request already, and serves its second so
+            transport.write(begun)
+            going.append(transport)
+        else:
+            transport.write(OK)
+
+    worker = await serve(on_request)
+    await send(sender, worker.url)
+    task = asyncio.create_task(send(sender, worker.url))
+    await worker.until(lambda: len(worker.requests) == 2)
+    for _ in range(5):
+        await asyncio.sleep(0)  # the head is read before what follows, as when they come apart
+    going[0].write(then)
+    failure = await task
+    assert isinstance(failure, Failure)
+    assert failure.kind in (FailureKind.CUT_OFF, FailureKind.PROTOCOL)  # when both came at once
+    await worker.until(lambda: worker.lost == 1)
+
+
 async def test_a_reply_above_what_we_keep_is_refused_however_it_is_framed(serve):
     sender = Sender(make_transport(max_body_bytes=3))
     for framing in (b"Content-Length: 4\r\n\r\n{  }", b"Transfer-Encoding: chunked\r\n\r\n4\r\n{  }\r\n"):
@@ -398,6 +433,62 @@ async def test_a_connection_that_does_not_come_about_in_time_is_told_from_a_slow
 async def test_a_request_that_cannot_be_written_is_not_sent(sender, fault):
     failure = await send(sender, **({"url": "http://127.0.0.1:1"} | fault))
     assert failure.kind is FailureKind.UNSENDABLE
+
+
+# -- aiohttp's own errors --
+
+AIOHTTP_ERRORS = sorted(
+    {
+        error
+        for module in (aiohttp, aiohttp.client_exceptions)
+        for _, error in inspect.getmembers(module, inspect.isclass)
+        if issubclass(error, Exception) and error.__module__.startswith("aiohttp.")
+    },
+    key=lambda error: error.__name__,
+)
+OF_OTHER_PROTOCOLS = {
+    "BadContentDispositionHeader",  # multipart bodies
+    "BadContentDispositionParam",
+    "EofStream",  # reading a stream piece by piece
+    "WSMessageTypeError",  # web sockets
+    "WebSocketError",
+}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("error", AIOHTTP_ERRORS)
+def test_every_error_of_aiohttp_that_a_post_may_end_with_has_a_kind(error, begun):
+    unmade = error.__new__(error)  # its class says it all, and each is made of something else
+    if error.__name__ in OF_OTHER_PROTOCOLS:
+        with pytest.raises(LookupError):
+            kind_in(ERRORS, unmade, begun=begun)
+    else:
+        assert isinstance(kind_in(ERRORS, unmade, begun=begun), FailureKind)
+
+
+@pytest.mark.parametrize(
+    ("error", "before", "after"),
+    [
+        (aiohttp.ConnectionTimeoutError, FailureKind.CONNECT_TIMEOUT, FailureKind.CONNECT_TIMEOUT),
+        (aiohttp.SocketTimeoutError, FailureKind.TIMEOUT, FailureKind.TIMEOUT),
+        (aiohttp.ClientConnectorDNSError, FailureKind.CONNECT, FailureKind.CONNECT),
+        (aiohttp.ClientConnectorCertificateError, FailureKind.CONNECT, FailureKind.CONNECT),
+        (aiohttp.ServerDisconnectedError, FailureKind.BROKEN, FailureKind.CUT_OFF),
+        (aiohttp.ClientOSError, FailureKind.BROKEN, FailureKind.CUT_OFF),
+        (aiohttp.ClientPayloadError, FailureKind.CUT_OFF, FailureKind.CUT_OFF),
+        (aiohttp.ClientResponseError, FailureKind.PROTOCOL, FailureKind.PROTOCOL),
+        (aiohttp.InvalidURL, FailureKind.UNSENDABLE, FailureKind.UNSENDABLE),
+    ],
+)
+def test_an_error_of_aiohttp_is_named_by_what_it_says_and_how_far_the_exchange_had_come(error, before, after):
+    unmade = error.__new__(error)
+    assert kind_in(ERRORS, unmade, begun=False) is before
+    assert kind_in(ERRORS, unmade, begun=True) is after
+
+
+def test_aiohttp_has_the_errors_that_this_was_written_for():
+    assert len(AIOHTTP_ERRORS) == 35
+    assert {error.__name__ for error in AIOHTTP_ERRORS} >= OF_OTHER_PROTOCOLS
 
 
 # -- any httpx transport in the wire's place --
