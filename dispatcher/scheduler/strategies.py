@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from dispatcher.scheduler.question import Need
 
-Weight = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+"""Bounded, so that no sum of weights is infinite: every share would be 0 then."""
 LONG_CONTEXT = "long-context"
 
 
