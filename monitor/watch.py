@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_EAGER_POLLS = 3
+"""After a change of the limit so many polls follow soon: more leases come, and show what it holds."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateFinding:
@@ -117,6 +120,8 @@ class Watch:
         self._detected = False
         self._doubt = False
         self._amiss = ""
+        self._eager = 0
+        """Polls that are still made soon because the limit changed."""
         self._identity = Identity() if reborn else Identity(view.load, view.version)
         self._lifecycle = Lifecycle(settings.readiness_interval_s, settings.unready_after)
         self._readiness = view.reason
@@ -230,6 +235,8 @@ class Watch:
         pressed = view.leases >= PRESS * view.limit
         loaded = pressed or bool(load.waiting) or memory_full(load.kv_usage_max, self._policy)
         rates = self._meter.add(load, loaded=loaded)
+        limit = self._limit(view, load)
+        self._eager = _EAGER_POLLS if limit is not None else max(0, self._eager - 1)
         return replace(
             found,
             load=load.model_copy(
@@ -239,10 +246,11 @@ class Watch:
                     "capacity_rate": rates.capacity_rate,
                 }
             ),
-            limit=self._limit(view, load),
+            limit=limit,
             stalled=self._stalled(view, load),
-            # Gauges cost more than /v1/loads: they are read so often only where that helps.
-            fast=pressed and (load.source is LoadSource.NATIVE or self._limiter.hurries),
+            # Gauges cost more than /v1/loads: they are read so often only where that helps. The leases that a
+            # new limit allows are not in the next view yet, which is no reason to stop looking.
+            fast=(pressed or self._eager > 0) and (load.source is LoadSource.NATIVE or self._limiter.hurries),
         )
 
     def _limit(self, view: WorkerView, load: Load) -> LimitDecision | None:

@@ -340,8 +340,22 @@ async def test_a_limit_is_not_decided_twice_on_one_view(begin: Begin) -> None:
 async def test_a_pressed_worker_is_polled_faster(
     begin: Begin, engine: Engine, leases: int, fast: bool
 ) -> None:
-    found = await begin(engine).tick(make_view(leases=leases), memo=False)
+    found = await begin(engine).tick(make_view(leases=leases, limit_version=5), memo=False)
     assert found.fast is fast
+
+
+async def test_a_worker_whose_limit_changed_is_polled_soon_a_few_times(begin: Begin) -> None:
+    watch = begin(vllm_engine(running=3))
+    first = await watch.tick(make_view(leases=3), memo=True)
+    assert first.limit is not None
+    watch.limit_was_written(1)
+    later = make_view(leases=3, limit=first.limit.value, limit_version=2)
+    assert [first.fast] + [(await watch.tick(later, memo=True)).fast for _ in range(3)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
 
 
 async def test_gauges_are_read_fast_only_until_the_worker_was_full(begin: Begin) -> None:
