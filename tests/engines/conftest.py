@@ -71,14 +71,21 @@ def llama_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def forebay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Forebay]:
-    """A client of services of its own: an embedded Valkey, a monitor and a dispatcher, as processes."""
+def forebay(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Forebay]:
+    """A client of services of its own: an embedded Valkey, a monitor and a dispatcher, as processes.
+
+    A test that wants settings of its own gives them as this fixture's parameter: environment variables.
+    """
     try:
         find_program()
     except NoServer as error:
         pytest.skip(str(error))
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         monkeypatch.delenv(name)
+    for name, value in getattr(request, "param", {}).items():
+        monkeypatch.setenv(name, value)
     storage = str(tmp_path / "storage")
     settings = LocalSettings(redis_url=None, storage=storage, logs=tmp_path / "logs")
     with LocalServices(settings) as services:

@@ -248,6 +248,7 @@ async def test_the_verdict_on_the_probe_is_absent(vllms: Vllms, store: FleetStor
 # -- what engines refuse, and what we give up --------------------------------------------------------------
 
 
+@pytest.mark.parametrize("forebay", [{"FOREBAY_INITIAL_LIMIT": "16"}], indirect=True)  # more than it takes
 def test_an_engine_whose_queue_is_full_slows_us_down_and_fails_nothing(
     vllms: Vllms, forebay: Forebay, tmp_path: Path, say: Say
 ) -> None:
