@@ -6,22 +6,20 @@ when everyone is done, are small.] Pure.
 
 LARGEST_SHARD = 256
 SMALLEST_SHARD = 32
-FEWEST_SHARES = 8
-"""Into how many shares what remains is cut at least: there may be so many dispatchers."""
 
 
 def cut(total: int, slots: int) -> list[int]:
     """Give the sizes of the shards of `total` requests for a fleet that holds `slots` of them at once.
 
-    Each takes one share of what remains, a quarter of the slots being the number of shares, but at most 256
-    requests and at least a quarter of the slots (32 at most): it is dispatchers that take shards, each of
-    which keeps many slots busy, so smaller ones would spread nothing and cost a job each. Sizes never grow.
+    Each takes half of a slot's share of what remains, but at most 256 requests and at least a quarter of the
+    slots (32 at most): a dispatcher sends a whole shard of that size at once, so smaller ones would spread
+    nothing and cost a job each. Sizes never grow.
     """
     sizes = []
-    remaining, shares = total, max(FEWEST_SHARES, slots // 4)
+    remaining, share = total, 2 * max(1, slots)
     smallest = min(max(1, slots // 4), SMALLEST_SHARD)
     while remaining:
-        size = min(max(smallest, remaining // shares), LARGEST_SHARD, remaining)
+        size = min(max(smallest, remaining // share), LARGEST_SHARD, remaining)
         sizes.append(size)
         remaining -= size
     return sizes
