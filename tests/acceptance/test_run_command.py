@@ -32,7 +32,7 @@ def _some_server():
     except NoServer as error:
         if os.environ.get("CI"):
             pytest.fail(str(error))
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # no Valkey or Redis to start; it says which to install
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from tests.engines.servers import GRACE_S, Server, Vllms, start_llama_server, st
 
 def _needs(kit: Kit) -> None:
     if kit.missing:
-        pytest.skip(kit.missing)
+        pytest.skip(kit.missing)  # the engine cannot be installed here; it says why
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +81,7 @@ def forebay(
     try:
         find_program()
     except NoServer as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # no Valkey or Redis to start; it says which to install
     for name in [name for name in os.environ if name.startswith("FOREBAY_")]:
         monkeypatch.delenv(name)
     for name, value in getattr(request, "param", {}).items():
