@@ -205,8 +205,9 @@ async def a_long_answer_on_the_slow_one(rig, *, tokens, **dispatcher):
     rig.monitor()
     await rig.ready()
     rig.dispatcher("d1", **dispatcher)
-    # Enough to pay for a second attempt too: it may cost a twentieth of what was written.
-    await complete(rig, rows(20 * tokens // 25 + 20, tokens=25))
+    # Enough to pay for a second attempt too, which may cost a twentieth of what was written; and once more
+    # for those that these answers may get themselves, at their end.
+    await complete(rig, rows(2 * 20 * tokens // 25, tokens=25))
     assert slow.stats.log
     fast_id = worker_id(fast.url)
     await rig.store.trip(fast_id, None, "test", seconds=600.0)
