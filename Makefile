@@ -48,7 +48,7 @@ test-engines: $(READY) ## the tests against real vLLM and llama.cpp on the CPU, 
 lock: ## resolve requirements/ anew from pyproject.toml; needs uv
 	@command -v $(UV) >/dev/null || { echo 'make lock needs uv: pip install uv, or UV=/path/to/uv' >&2; exit 1; }
 	$(LOCK) pyproject.toml --extra embedded --extra s3 -o requirements/run.txt
-	$(LOCK) pyproject.toml --extra embedded --group dev --constraint requirements/run.txt -o requirements/dev.txt
+	$(LOCK) pyproject.toml --extra embedded --extra s3 --group dev --constraint requirements/run.txt -o requirements/dev.txt
 	$(LOCK) --group build --constraint requirements/dev.txt -o requirements/build.txt
 
 clean: ## remove what was made here
