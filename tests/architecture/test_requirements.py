@@ -21,7 +21,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 GROUPS = PROJECT["dependency-groups"]
 WANTED = {
     "build": GROUPS["build"],
-    "dev": [*RUN, *EXTRAS["embedded"], *GROUPS["build"], *GROUPS["dev"][1:]],
+    "dev": [*RUN, *EXTRAS["embedded"], *EXTRAS["s3"], *GROUPS["build"], *GROUPS["dev"][1:]],
     "run": [*RUN, *EXTRAS["embedded"], *EXTRAS["s3"]],
 }
 PIN = re.compile(r"^([a-z0-9-]+)(?:\[[^]]*\])?==(\S+)")
