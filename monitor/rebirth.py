@@ -22,6 +22,11 @@ class Identity:
         self._last = {} if load is None else {load.source: load}
         self._version = version
 
+    def can_tell(self, load: Load) -> bool:
+        """Whether `meet` would surely see that this load is from another life: it can compare start times."""
+        last = self._last.get(load.source)
+        return last is not None and None not in (last.process_start_time, load.process_start_time)
+
     def meet(self, load: Load) -> str | None:
         """Why this load comes from another life; None: it may be the same one."""
         # Two endpoints of one engine count differently: only like is compared with like.

@@ -119,7 +119,8 @@ class Watch:
         self._used: object = None
         self._detected = False
         self._doubt = False
-        self._amiss = ""
+        self._amiss: str | None = None
+        """What was amiss with the last reading; empty: nothing; None: there was none yet."""
         self._eager = 0
         """Polls that are still made soon because the limit changed."""
         self._identity = Identity() if reborn else Identity(view.load, view.version)
@@ -215,7 +216,9 @@ class Watch:
             if reading.unreached:
                 self._lifecycle.look_soon()
             return replace(found, fast=self._doubts(reading))
-        self._amiss = ""
+        after_gap, self._amiss = self._amiss != "", ""
+        # What the gap hid may be another life, which the memo is not of.
+        self._doubt = memo and after_gap and not self._identity.can_tell(reading.load)
         if (reborn := self._identity.meet(reading.load)) is not None:
             return Findings(reborn=reborn)
         return self._conclude(view, reading.load, found)

@@ -245,7 +245,7 @@ async def test_a_worker_that_became_something_else_between_two_polls_is_found_ou
     engine = vllm_engine()
     watch = begin(engine)
     view = make_view(runtime=Runtime.VLLM)
-    assert (await watch.tick(view, memo=True)).load is not None
+    assert (await watch.tick(view, memo=False)).load is not None
     engine.replies = sglang_engine().replies
     amiss = await watch.tick(view, memo=True)
     assert (amiss.load, amiss.fast) == (None, True)
@@ -267,7 +267,7 @@ async def test_metrics_that_stay_broken_are_doubted_once_and_then_cost_one_reque
 ) -> None:
     engine = vllm_engine()
     watch = begin(engine)
-    await watch.tick(make_view(), memo=True)
+    await watch.tick(make_view(), memo=False)
     engine.replies["/metrics"] = reply(status=500)
     engine.requests.clear()
     fast = [(await watch.tick(make_view(), memo=True)).fast for _ in range(4)]
@@ -275,6 +275,32 @@ async def test_metrics_that_stay_broken_are_doubted_once_and_then_cost_one_reque
     assert engine.asked.count(SECTIONS) == 1
     assert engine.asked[-1:] == ["/metrics"]
     assert fast == [True, False, False, False]
+
+
+async def test_a_memo_of_a_life_whose_metrics_were_never_read_is_doubted_when_they_are(begin: Begin) -> None:
+    engine = vllm_engine()
+    engine.replies["/metrics"] = reply(status=500)
+    watch = begin(engine)
+    await watch.tick(make_view(), memo=False)  # which sets the memo
+    for _ in range(2):
+        await watch.tick(make_view(), memo=True)
+    engine.replies = {**vllm_engine().replies, "/v1/loads": sglang_engine().replies["/v1/loads"]}
+    assert (await watch.tick(make_view(), memo=True)).load is not None
+    found = await watch.tick(make_view(), memo=True)
+    assert found.load is not None
+    assert found.load.source is LoadSource.NATIVE
+    assert found.available
+
+
+async def test_a_memo_whose_worker_can_be_told_from_another_life_is_not_doubted_after_a_gap(
+    begin: Begin,
+) -> None:
+    engine = vllm_engine()
+    view = make_view(load=make_load(source=LoadSource.METRICS, process_start_time=500.0))
+    watch = begin(engine, view)
+    for _ in range(3):
+        await watch.tick(make_view(), memo=True)
+    assert SECTIONS not in engine.asked
 
 
 async def test_what_is_stored_of_the_last_life_is_no_sign_in_the_next(begin: Begin) -> None:
