@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -31,7 +31,7 @@ from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
 from workers.fleet import WorkerView
-from workers.store import Ask, End, FleetStore, Grant, lease_id
+from workers.store import Ask, End, FleetStore, Grant, Refusal, lease_id
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +93,8 @@ class Placement:
         self._clock = clock
         self._backlog: Backlog[Held] = Backlog()
         self._ends: list[tuple[Held, End]] = []
+        self._in_doubt: list[End] = []
+        """Leases that were asked for and perhaps granted, though no answer came."""
         self._held: dict[str, Held] = {}
         self._known_speeds: dict[str, float] = {}
         self._serials = itertools.count(1)
@@ -249,12 +251,14 @@ class Placement:
 
     async def _settle(self) -> None:
         ends, self._ends = self._ends, []
-        if not ends:
+        in_doubt, self._in_doubt = self._in_doubt, []
+        if not ends and not in_doubt:
             return
         try:
-            await self._store.settle([end for _, end in ends])
+            await self._store.settle([end for _, end in ends] + in_doubt)
         except BaseException:  # a cancellation too: this service ends, and settles at last
             self._ends = ends + self._ends  # settling again changes nothing
+            self._in_doubt = in_doubt + self._in_doubt
             raise
         for held, end in ends:
             self._fleet.gave_back(held.worker_id, held.tokens, granted_s=held.granted_s)
@@ -289,7 +293,7 @@ class Placement:
             for waiting, decision in asks
         ]
         try:
-            answers = await self._store.acquire(leases)
+            answers = await self._take(leases)
         except BaseException:
             for waiting, decision in asks:
                 self._fleet.gave_back(decision.pick, waiting.need.cost_tokens)
@@ -311,6 +315,17 @@ class Placement:
             self._backlog.rejoin(waiting)
         if refused or len(asks) == MOST_ASKS:
             self._wake.set()  # others may have room, and more may be waiting
+
+    async def _take(self, asks: Sequence[Ask]) -> list[Grant | tuple[Refusal, ...]]:
+        try:
+            return await self._store.acquire(asks)
+        except BaseException:
+            self._in_doubt += [
+                End(ask.lease, name, 0, Verdict.NEUTRAL, "its grant got lost")
+                for ask in asks
+                for name in ask.candidates
+            ]
+            raise
 
     def _hold(self, ask: Ask, grant: Grant, need: Need, decision: Chosen | None) -> Held:
         worker = self._workers[grant.worker_id]
@@ -366,7 +381,7 @@ class Placement:
         if worker_id not in self._fleet.names_serving(need.model):
             return
         ask = Ask(lease_id(self._owner, next(self._serials), need.cost_tokens), (worker_id,))
-        [answer] = await self._store.acquire([ask])
+        [answer] = await self._take([ask])
         if not isinstance(answer, Grant):
             return
         self._fleet.took(worker_id, need.cost_tokens)

@@ -55,6 +55,7 @@ class Leases(RuleBasedStateMachine):
         self.live = {name: set() for name in NAMES}
         self.lapsed = {name: set() for name in NAMES}
         self.ended = []
+        self.last_call = []
         self.serial = 0
         for name in NAMES:
             self.run(make_ready(self.store, name, 2))
@@ -75,18 +76,40 @@ class Leases(RuleBasedStateMachine):
         for wish in wishes:
             self.serial += 1
             asks.append(Ask(lease_id("d", self.serial, 1), tuple(wish)))
+        self.last_call = asks
+        self.ask_for(asks)
+
+    @precondition(lambda self: self.unfinished())
+    @rule()
+    def acquire_what_was_asked_before(self):
+        """The same call once more, as it comes when its answer was lost; nobody asks for what has ended."""
+        self.ask_for(self.unfinished())
+
+    def unfinished(self):
+        gone = {lease for _, lease in self.ended + self.all_leases(self.lapsed)}
+        return [ask for ask in self.last_call if ask.lease not in gone]
+
+    def ask_for(self, asks):
+        held = {lease: name for name, lease in self.all_leases(self.live)}
         for ask, answer in zip(asks, self.run(self.store.acquire(asks)), strict=True):
-            wanted = None
-            for name in ask.candidates:
-                self.ended += [(name, lease) for lease in self.lapsed[name]]
-                self.lapsed[name].clear()
-                if len(self.live[name]) < self.limit[name]:
-                    wanted = name
-                    break
+            wanted = held.get(ask.lease) or self.first_with_room(ask)
+            if ask.lease in held:
+                self.drop_lapsed(wanted)
             assert (answer.worker_id if isinstance(answer, Grant) else None) == wanted
             if wanted is not None:
                 self.live[wanted].add(ask.lease)
-                assert len(self.live[wanted]) <= self.limit[wanted]
+                assert ask.lease in held or len(self.live[wanted]) <= self.limit[wanted]
+
+    def first_with_room(self, ask):
+        for name in ask.candidates:
+            self.drop_lapsed(name)
+            if len(self.live[name]) < self.limit[name]:
+                return name
+        return None
+
+    def drop_lapsed(self, name):
+        self.ended += [(name, lease) for lease in self.lapsed[name]]
+        self.lapsed[name].clear()
 
     @precondition(lambda self: self.all_leases(self.live))
     @rule(data=st.data(), verdict=st.sampled_from(list(Verdict)), times=st.integers(1, 3))

@@ -94,6 +94,29 @@ async def test_a_lease_is_taken_on_the_first_candidate_with_room(store):
     assert [view.leases for view in (await store.view()).workers] == [1, 1]
 
 
+async def test_a_call_that_is_sent_again_gets_the_same_answer_and_takes_nothing_more(store):
+    await ready(store, A, B, limit=1)
+    asks = [Ask(lease_id("d", number, 10), (A, B)) for number in range(2)]
+    answers = await store.acquire(asks)
+    await store.client.zadd(keys.LEASES.of(A), {asks[0].lease: await store.now() + 1.0})
+    assert await store.acquire(asks) == answers == [Grant(A, 0, trial=False), Grant(B, 0, trial=False)]
+    assert [view.leases for view in (await store.view()).workers] == [1, 1]
+    expiry = await store.client.zscore(keys.LEASES.of(A), asks[0].lease)
+    assert expiry > await store.now() + 1.0  # the time that the first answer took is not lost
+
+
+async def test_a_trial_that_is_asked_for_again_is_the_same_trial(store):
+    await ready(store, A)
+    await store.trip(A, None, "test", seconds=0.001)
+    while (await store.now()) < (await worker(store, A)).breaker_open_until:
+        pass  # Redis' clock moves on
+    ask = Ask(lease_id("d", 1, 1), (A,))
+    (first,) = await store.acquire([ask])
+    assert await store.acquire([ask]) == [first] == [Grant(A, first.epoch, trial=True)]
+    await store.settle([End(ask.lease, A, first.epoch, Verdict.SUCCESS)])
+    assert (await worker(store, A)).breaker is BreakerState.CLOSED
+
+
 async def test_leases_since_the_sample_are_counted_with_their_tokens_and_no_others(store):
     await ready(store, A)
     await store.acquire([Ask(lease_id("d", 1, 7), (A,))])

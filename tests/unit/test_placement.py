@@ -31,6 +31,7 @@ class Store:
         self.settled = []
         self.renewed = []
         self.away = 0
+        self.lost = 0
         self.answers = asyncio.Event()
         self.answers.set()
         self.calls = asyncio.Event()
@@ -56,7 +57,11 @@ class Store:
 
     async def acquire(self, asks):
         await self._answer()
-        return [self._one(ask) for ask in asks]
+        answers = [self._one(ask) for ask in asks]
+        if self.lost:
+            self.lost -= 1
+            raise StoreUnavailable("the answer got lost")
+        return answers
 
     def _one(self, ask):
         for name in ask.candidates:
@@ -184,6 +189,16 @@ async def test_an_outage_is_waited_out_and_nothing_is_lost(monkeypatch):
         placement.give_back(held, Verdict.FAILURE, "reset")
         assert (await placement.lease(need(), 1)).worker_id == A
     assert [end.reason for end in store.settled] == ["reset"]
+
+
+async def test_a_lease_whose_grant_got_lost_on_the_way_is_freed(monkeypatch):
+    monkeypatch.setattr("dispatcher.placement._OUTAGE_PAUSE_S", (0.001, 0.002))
+    store = Store(**{A: 1, B: 1})
+    store.lost = 1
+    placement = make(store)
+    async with passes(placement):
+        held = [await placement.lease(need(), 1) for _ in range(2)]
+    assert store.leases == {one.lease: one.worker_id for one in held}
 
 
 async def test_ends_that_were_on_their_way_when_the_passes_ended_are_settled_at_last():
