@@ -1,16 +1,19 @@
-"""A dispatcher's metrics. Attempts are counted as they end; what stands now is read when it is scraped."""
+"""A dispatcher's metrics. Attempts are counted as they end; what stands now is read when it is scraped.
+
+How the page is served is `server`'s subject.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from dispatcher.attempts import Seen
 from dispatcher.placement import Placement
+from dispatcher.survey import Survey
 
 _LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 
@@ -18,10 +21,12 @@ _LATENCY_BUCKETS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 
 class Exporter(Collector):
     """One dispatcher's numbers in a registry of their own."""
 
-    def __init__(self, name: str, placement: Placement) -> None:
-        self._name = name
+    def __init__(self, placement: Placement, survey: Callable[[], Survey | None]) -> None:
+        """`survey` looks at queues and batches, in the thread of a scrape; None: nobody knows now."""
         self._placement = placement
+        self._survey = survey
         self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
         self._attempts = Counter(
             "forebay_attempts", "Attempts by how they ended.", ["worker", "outcome"], registry=self.registry
         )
@@ -54,27 +59,30 @@ class Exporter(Collector):
             "1 while somebody waits for whom there is no worker, however idle.",
             int(self._placement.without_worker is not None),
         )
-
         yield CounterMetricFamily(
             "forebay_second_attempts",
             "Second attempts begun for requests on slow workers.",
             value=self._placement.hedging.made,
         )
+        if (seen := self._survey()) is not None:
+            yield from _of_survey(seen)
 
-    @contextlib.contextmanager
-    def serving(self, port: int | None, host: str) -> Iterator[int | None]:
-        """Serve the page at `/metrics` and give the port, 0 being any free one; None: do not."""
-        if port is None:
-            yield None
-            return
-        server, thread = start_http_server(port, host, registry=self.registry)
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+
+def _of_survey(seen: Survey) -> Iterable[Metric]:
+    yield _gauges("forebay_queue_jobs", "Jobs that wait in the queue.", "queue", seen.jobs)
+    yield _gauges("forebay_batches", "Batches that have not ended.", "status", seen.batches)
+    yield _gauge("forebay_batch_lines_left", "Lines of those batches without a result.", seen.lines_left)
+    yield _gauge(
+        "forebay_batches_in_trouble", "Those of them whose files cannot be used now.", seen.in_trouble
+    )
 
 
 def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, value=value)
+
+
+def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for value_of, value in values.items():
+        family.add_metric([value_of], value)
+    return family

@@ -27,13 +27,16 @@ from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
 from dispatcher.placement import Placement
+from dispatcher.queues import waiting_jobs
 from dispatcher.recorder import INTERVAL_S, Recorder
 from dispatcher.running import FUNCTIONS, RunningJobs
 from dispatcher.scheduler.strategies import Strategies
 from dispatcher.send import Sender, make_transport
+from dispatcher.server import LoopDoor, serving
 from dispatcher.settings import DispatcherSettings
 from dispatcher.shard import ShardRunner
 from dispatcher.speeds import Speeds
+from dispatcher.survey import Survey, survey
 from workers.connection import connect, connect_sync, server_facts
 from workers.errors import StoreUnavailable
 from workers.store import FleetStore
@@ -71,7 +74,8 @@ class Dispatcher:
             stale_after_s=settings.scheduler.stale_after_s,
             dead_after_s=settings.scheduler.dead_after_s,
         )
-        self.exporter = Exporter(settings.name, self.placement)
+        self._door = LoopDoor(asyncio.get_running_loop())
+        self.exporter = Exporter(self.placement, lambda: self._door.ask(self._look))
         self._recorder = Recorder(
             Archive(self._redis, keep=settings.explain_keep, ttl_s=settings.explain_ttl_s),
             dispatcher=settings.name,
@@ -105,6 +109,7 @@ class Dispatcher:
         self._now = asyncio.Event()
         self._bookkeeping = Bookkeeping(self._ending, self._now)
         self._jobs: RunningJobs | None = None
+        self._takes_jobs = False
 
     # -- its life -------------------------------------------------------------------------------------------
 
@@ -112,13 +117,19 @@ class Dispatcher:
         """Work until `end` is called, or SIGTERM or SIGINT comes; a second one stops at once."""
         self._listen_to_signals()
         claims = None
-        with self.exporter.serving(self.settings.metrics_port, self.settings.metrics_host):
-            try:
+        try:
+            with serving(
+                self.exporter.registry,
+                self.settings.metrics_port,
+                self.settings.metrics_host,
+                alive=self._door.answers,
+                ready=lambda: self._takes_jobs and not self._ending.is_set(),
+            ):
                 claims = await self._open()
                 if claims is not None:
                     await self._work(claims)
-            finally:
-                await self._close(claims)
+        finally:
+            await self._close(claims)
 
     def end(self) -> None:
         """Stop claiming, let what is in flight finish for a while, hand back the rest; again: stop now."""
@@ -126,6 +137,12 @@ class Dispatcher:
             self._now.set()
         self._ending.set()
         self.placement.close()
+
+    async def _look(self) -> Survey:
+        return await survey(
+            self._ledger,
+            lambda: self._bookkeeping.step(waiting_jobs, self._rq_redis, self.settings.queues),
+        )
 
     def _saw(self, seen: Seen) -> None:
         self.exporter.saw(seen)
@@ -263,7 +280,9 @@ class Dispatcher:
                 if queues and not suspended and not self._ending.is_set():
                     claimed = await self._bookkeeping.step(claims.claim, queues)
                 self.placement.note_left(nothing=room and claimed is None and not self._shards.feeding)
+                self._takes_jobs = True
             except StoreUnavailable as error:
+                self._takes_jobs = False
                 log.warning("cannot take jobs now", error=str(error))
                 await self._pause(PAUSE_S[1])
                 continue

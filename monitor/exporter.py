@@ -11,7 +11,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Histogram,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
@@ -131,6 +137,13 @@ class FleetCollector(Collector):
                 },
             )
         return family
+
+
+def own_registry() -> CollectorRegistry:
+    """A registry for a monitor's own figures, with those of its process."""
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry
 
 
 class PollTimes:

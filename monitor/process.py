@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from monitor.configured import ConfiguredWorkers
-from monitor.exporter import Exporter, PollTimes
+from monitor.exporter import Exporter, PollTimes, own_registry
 from monitor.http import make_client
 from monitor.server import bind, serve
 from monitor.service import MonitorService
@@ -84,7 +83,7 @@ async def _until_signal(
 async def _serve(
     store: FleetStore, client: httpx.AsyncClient, settings: MonitorSettings, workers: ConfiguredWorkers
 ) -> None:
-    registry = CollectorRegistry()
+    registry = own_registry()
     service = MonitorService(store, client, settings, on_poll=PollTimes(registry).observe)
     # A store remembers the list of workers from one look to the next: whoever looks has its own.
     looking = FleetStore(store.client)

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
 from dispatcher import exporter as dispatcher_exporter
@@ -18,8 +17,9 @@ from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import MOVES, BatchOptions, BatchRecord
 from dispatcher.outcome import Label
 from dispatcher.retry import GiveUpCode
+from dispatcher.survey import Survey
 from forebay.cli.failures import ExitCode
-from monitor.exporter import FleetCollector, PollTimes
+from monitor.exporter import FleetCollector, PollTimes, own_registry
 from tests.checkout import ROOT, code_of, rows
 from tests.fleets import idle_load, view, worker
 from workers import keys
@@ -92,9 +92,11 @@ def test_every_field_and_every_move_of_a_batch_stands_there():
 
 
 def test_every_metric_stands_there_with_its_labels_and_its_service():
+    both = ("monitor", "dispatcher")
     written = {
-        (service, code_of(name)[0]): set(code_of(labels))
+        (each, code_of(name)[0]): set(code_of(labels))
         for name, labels, service, _ in rows(PAGE, below="Metrics")
+        for each in (both if service == "both" else (service,))
     }
     emitted = {
         (service, name): labels
@@ -115,7 +117,7 @@ def test_every_exit_code_stands_there():
 
 
 def _of_monitor() -> list[Metric]:
-    registry = CollectorRegistry()
+    registry = own_registry()
     PollTimes(registry).observe("native", 0.1)
     seen = view(worker("a", load=idle_load(token_rate=1.0)))
     memo = Memo("404", 1, 0.0)
@@ -126,7 +128,8 @@ def _of_dispatcher() -> list[Metric]:
     placement: Any = SimpleNamespace(
         in_flight=1, waiting=1, without_worker=None, hedging=SimpleNamespace(made=1)
     )
-    exporter = dispatcher_exporter.Exporter("name", placement)
+    looked = Survey(jobs={"low": 1}, batches={"in_progress": 1}, lines_left=1, in_trouble=0)
+    exporter = dispatcher_exporter.Exporter(placement, lambda: looked)
     seen: Any = SimpleNamespace(
         held=SimpleNamespace(worker_id="a"), outcome=SimpleNamespace(label=Label.OK), elapsed_s=1.0
     )
