@@ -19,6 +19,7 @@ from forebay.simulator.control import PREFIX, control_reply
 from forebay.simulator.dialect import EMBEDDING_DIMENSIONS, Choice, Dialect, Usage
 from forebay.simulator.fault_replies import fault_reply, simulated_error
 from forebay.simulator.faults import (
+    AnswerFault,
     BrokenMetricsFault,
     CutBodyFault,
     Fault,
@@ -259,8 +260,16 @@ class Engine:
                 reply = fault_reply(fault, entry.hits, self._dialect)
                 if reply is None:
                     return False
-                self._answer(exchange, reply)
+                self._answer_after(fault.delay_s if isinstance(fault, AnswerFault) else 0.0, exchange, reply)
         return True
+
+    def _answer_after(self, delay_s: float, exchange: Exchange, reply: Reply) -> None:
+        if delay_s:
+            self._loop.call_later(
+                delay_s, self._answer, exchange, reply
+            )  # to nobody, once the client is gone
+        else:
+            self._answer(exchange, reply)
 
     def _reset(self, exchange: Exchange) -> None:
         if exchange.record is not None:

@@ -42,12 +42,13 @@ class RequestFault(BaseFault):
 
 
 class AnswerFault(RequestFault):
-    """Answer ``status`` at once. ``body`` None: an error in the runtime's shape, or its words for a full
-    queue.
+    """Answer ``status``, ``delay_s`` seconds after the request came. ``body`` None: an error in the runtime's
+    shape, or its words for a full queue.
     """
 
     kind: Literal["answer"] = "answer"
     status: Status = 500
+    delay_s: Annotated[float, Field(ge=0.0)] = 0.0
     retry_after: str | None = None
     """Value of a Retry-After header, sent as it is written; None sends no such header, as both runtimes do.
     """

@@ -58,6 +58,29 @@ async def test_1_a_worker_that_closes_idle_connections_fails_no_request(rig):
     assert (await rig.worker(engine.url)).breaker_trips == 0
 
 
+async def test_7_a_later_and_smaller_deferral_shortens_none_that_stands(rig):
+    asks_for_time = await rig.engine(slots=8)
+    asks_for_time.control(AnswerFault(status=429, retry_after="60", requests=1))
+    asks_for_time.control(AnswerFault(status=429, retry_after="5", requests=1, delay_s=0.5))
+    rig.monitor()
+    await rig.ready()
+    rig.dispatcher("d1")
+    before_s = await rig.store.now()
+    batch = await rig.submit(rows(2))
+
+    async def both_have_ended():
+        worker = await rig.worker(asks_for_time.url)
+        return asks_for_time.stats.by_status[429] == 2 and not worker.leases and worker
+
+    worker = await rig.until(both_have_ended, "both requests were asked to come later")
+    assert worker.deferred_until >= before_s + 60.0
+    await rig.engine("sglang", slots=8)
+    status, results = await rig.ended(batch)
+    assert (status, sorted(results.names)) == ("completed", names(2))
+    assert attempts_of(results) == [2, 2]
+    assert [record.status for record in asks_for_time.stats.log] == [429, 429]
+
+
 # -- breakers ------------------------------------------------------------------------------------------------
 
 

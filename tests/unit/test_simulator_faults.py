@@ -79,6 +79,27 @@ async def test_an_answer_fault_counts_its_requests_down_and_sends_its_retry_afte
     assert answers[0].json()["error"]["code"] == 429
 
 
+async def test_a_late_answer_comes_after_one_that_was_asked_for_later():
+    async with engine_and_client() as (engine, client):
+        engine.control(AnswerFault(status=429, delay_s=0.05, requests=1))
+        late = asyncio.create_task(client.post(CHAT, json=BODY))
+        await until(lambda: engine.stats.requests == 1)
+        assert (await client.post(CHAT, json=BODY)).status_code == 200
+        assert (await late).status_code == 429
+        assert [record.status for record in engine.stats.log] == [429, 200]
+
+
+async def test_a_late_answer_is_dropped_when_the_client_has_left():
+    async with engine_and_client() as (engine, client):
+        engine.control(AnswerFault(status=429, delay_s=0.01))
+        leaving = asyncio.create_task(client.post(CHAT, json=BODY))
+        await until(lambda: engine.stats.requests == 1)
+        leaving.cancel()
+        await until(lambda: engine.stats.aborted == 1)
+        assert (await client.post(CHAT, json=BODY)).status_code == 429
+        assert [record.outcome for record in engine.stats.log] == ["aborted", "answered"]
+
+
 async def test_an_answer_fault_may_bring_its_own_body_or_the_words_of_a_full_queue():
     async with engine_and_client(runtime="sglang") as (engine, client):
         engine.control(AnswerFault(status=503, queue_full=True, requests=1))
