@@ -23,7 +23,9 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
+from rq.worker_registration import register
 
+from dispatcher.upkeep import KeptQueue
 from workers.connection import SyncRedis, translated
 from workers.errors import ForebayError, SettingsError, StoreUnavailable
 
@@ -102,7 +104,7 @@ class JobClaims(BaseWorker):
         with translated():
             super().__init__(
                 [
-                    Queue(queue, connection=connection, serializer=JSONSerializer, job_class=PlainJob)
+                    KeptQueue(queue, connection=connection, serializer=JSONSerializer, job_class=PlainJob)
                     for queue in queues
                 ],
                 name=name,
@@ -163,9 +165,29 @@ class JobClaims(BaseWorker):
     def beat(self, claimed: Iterable[Claimed]) -> None:
         """Keep this dispatcher and all it holds alive."""
         with translated():
+            self._reappear()
             self.heartbeat(CLAIM_TTL_S)
             for one in claimed:
                 self.maintain_heartbeats(one.job, one.execution)
+
+    def _reappear(self) -> None:
+        """Be in `rq info` again when Redis has forgotten us: it was emptied, or away for long.
+
+        RQ's heartbeat would make a record of its own stamp alone, which nobody could read.
+        """
+        with self.connection.pipeline(transaction=False) as asking:
+            asking.hexists(self.key, "birth")
+            asking.sismember(self.redis_workers_keys, self.key)
+            known = all(asking.execute())
+        if known:
+            return
+        with self.connection.pipeline() as pipeline:
+            pipeline.hset(self.key, mapping=self.serialize())
+            register(self, pipeline)
+            self.set_state(WorkerStatus.BUSY if self.executions else WorkerStatus.IDLE, pipeline=pipeline)
+            pipeline.expire(self.key, CLAIM_TTL_S)
+            pipeline.execute()
+        log.warning("Redis had forgotten this dispatcher", name=self.name)
 
     def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
         return CLAIM_TTL_S
@@ -239,6 +261,16 @@ class JobClaims(BaseWorker):
             self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
             pipeline.execute()
         self._now_idle()
+
+    def discard(self, claimed: Claimed) -> None:
+        """End a job that has become pointless; when Redis was emptied, what bears its name by now stays."""
+        with translated():
+            held = claimed.execution.composite_key
+            ours = self.connection.zscore(claimed.job.started_job_registry.key, held) is not None
+        if ours:
+            self.finish(claimed)
+        else:
+            self.drop(claimed)
 
     def _by_turn(self, queues: Sequence[Queue]) -> list[Queue]:
         now = self._clock()

@@ -6,6 +6,7 @@ How parts are written is `batches.parts`' subject, which lines are sent and what
 from __future__ import annotations
 
 import asyncio
+import secrets
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +69,8 @@ class Keeper:
         self._owner = owner
         self._part_lines = part_lines
         self._part_age_s = part_age_s
-        self._writer = PartWriter(files, claim.shard, f"{claim.number}.{owner}")
+        # Where Redis lost its data, claims are counted from 1 again, and part names are used but once.
+        self._writer = PartWriter(files, claim.shard, f"{claim.number}.{owner}.{secrets.token_hex(3)}")
         self._one_writes = threading.Lock()
         """A cancelled write goes on in its thread, beside which the last results are written."""
         self._unwritten: list[Result] = []

@@ -74,6 +74,39 @@ def _absent(connection: SyncRedis, job_ids: Sequence[str]) -> set[str]:
     }
 
 
+def requeue_lost(connection: SyncRedis, name: str, batch_id: str, shards: Iterable[int]) -> int:
+    """Queue those shards whose jobs nobody could ever take up, whatever their records say.
+
+    A job that moves while this looks may be queued twice: the later claim of its shard fences the earlier.
+    Returns how many were queued. Raises StoreUnavailable.
+    """
+    target = queue(connection, name)
+    with translated():
+        reachable = _reachable(target)
+        lost = [shard for shard in shards if shard_job_id(batch_id, shard) not in reachable]
+        for start in range(0, len(lost), _ENQUEUE_CHUNK):
+            chunk = lost[start : start + _ENQUEUE_CHUNK]
+            target.enqueue_many([_shard_job(batch_id, shard) for shard in chunk])
+    return len(lost)
+
+
+def requeue_lost_finalise(connection: SyncRedis, name: str, batch_id: str) -> bool:
+    """Queue the finaliser if nobody could ever take it up; whether that was so. Raises StoreUnavailable."""
+    with translated():
+        lost = finalise_job_id(batch_id) not in _reachable(queue(connection, name))
+        if lost:
+            _enqueue_finalise(connection, name, batch_id)
+    return lost
+
+
+def _reachable(target: Queue) -> set[str]:
+    """Jobs that wait, are being popped, or are held: looked for in the order in which they move."""
+    registry = StartedJobRegistry(target.name, connection=target.connection, serializer=JSONSerializer)
+    waiting = target.get_job_ids()
+    popped = target.intermediate_queue.get_job_ids()
+    return {*waiting, *popped, *registry.get_job_ids(cleanup=False)}
+
+
 def _shard_job(batch_id: str, shard: int) -> Any:
     return Queue.prepare_data(
         jobs.RUN_SHARD,
@@ -89,18 +122,21 @@ def _shard_job(batch_id: str, shard: int) -> Any:
 def enqueue_finalise(connection: SyncRedis, name: str, batch_id: str) -> None:
     """Queue the finaliser, ahead of other work, unless it is queued or running. Raises StoreUnavailable."""
     with translated():
-        if not _absent(connection, [finalise_job_id(batch_id)]):
-            return
-        queue(connection, name).enqueue(
-            jobs.FINALISE_BATCH,
-            args=(batch_id,),
-            job_id=finalise_job_id(batch_id),
-            description=f"{batch_id} finalise",
-            retry=Retry(max=_RETRIES, enqueue_at_front=True),
-            job_timeout=_NO_TIMEOUT,
-            result_ttl=0,
-            at_front=True,
-        )
+        if _absent(connection, [finalise_job_id(batch_id)]):
+            _enqueue_finalise(connection, name, batch_id)
+
+
+def _enqueue_finalise(connection: SyncRedis, name: str, batch_id: str) -> None:
+    queue(connection, name).enqueue(
+        jobs.FINALISE_BATCH,
+        args=(batch_id,),
+        job_id=finalise_job_id(batch_id),
+        description=f"{batch_id} finalise",
+        retry=Retry(max=_RETRIES, enqueue_at_front=True),
+        job_timeout=_NO_TIMEOUT,
+        result_ttl=0,
+        at_front=True,
+    )
 
 
 def enqueue_request(

@@ -251,14 +251,18 @@ class RunningJobs:
                 await self._tell(running, self._claims.hand_back)
             case ShardEnd.FENCED:
                 await self._tell(running, self._claims.drop)
-            case ShardEnd.BATCH_DONE | ShardEnd.NOT_WANTED:
+            case ShardEnd.BATCH_DONE:
                 await self._queue_finaliser(running)
                 await self._acknowledge(running)
+            case ShardEnd.NOT_WANTED:
+                await self._queue_finaliser(running)
+                await self._acknowledge(running, self._claims.discard)
             case ShardEnd.DONE:
                 await self._acknowledge(running)
 
-    async def _acknowledge(self, running: _Running) -> None:
-        await self._tell(running, self._claims.stop if running.stop.wanted else self._claims.finish)
+    async def _acknowledge(self, running: _Running, how: Callable[..., None] | None = None) -> None:
+        ordinary = how or self._claims.finish
+        await self._tell(running, self._claims.stop if running.stop.wanted else ordinary)
 
     async def _queue_finaliser(self, running: _Running) -> None:
         batch_id = str(running.batch_id)

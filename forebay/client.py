@@ -38,6 +38,7 @@ from forebay.explanations import Explained
 from forebay.fleet import Workers
 from forebay.inline import Answer, Inline
 from forebay.progress import Pace, Progress, look
+from forebay.recovery import Resumed
 from forebay.settings import FrontSettings, front_settings
 from forebay.submission import Options
 from workers.errors import SettingsError, StoreUnavailable
@@ -155,6 +156,20 @@ class Forebay:
         """
         self._portal.call(self.desk.publish, batch_id, window_s)
         return self.status(batch_id)
+
+    def resume(self, batch_id: str, *, window: str | float | None = None) -> Resumed:
+        """Bring a batch back of which Redis lost something: all of it, when it was emptied, or some jobs.
+
+        What has durable results is not sent again; what is missing nowhere stays as it is. ``window`` gives a
+        batch that Redis did not know a new deadline, counted from now, as ``24h`` or in seconds; None leaves
+        it. Raises UnknownBatch when it has no files either.
+        """
+        window_s = None if window is None else parse_duration(str(window))
+        return self._portal.call(self.desk.resume, batch_id, window_s)
+
+    def forgotten(self) -> list[BatchRecord]:
+        """Batches that have files here and that Redis does not know, newest first: see ``resume``."""
+        return self._portal.call(self.desk.forgotten)
 
     def status(self, batch_id: str) -> BatchRecord:
         """The batch as it stands now."""

@@ -13,8 +13,9 @@ from dispatcher.archive import Archive
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.record import BatchRecord, BatchStatus
 from dispatcher.batches.storage import Storage
-from forebay import submission
+from forebay import recovery, submission
 from forebay.errors import TooOld, UnknownBatch
+from forebay.recovery import Resumed
 from forebay.settings import FrontSettings
 from workers.connection import SyncRedis, connect, connect_sync, public_url, server_facts, translated
 from workers.errors import StoreUnavailable
@@ -71,6 +72,17 @@ class Desk:
         """Make a prepared batch known and queue it; see ``submission.publish``."""
         files = self.storage.files(batch_id)
         return await submission.publish(self.ledger, self.connection, files, window_s=window_s)
+
+    async def resume(self, batch_id: str, window_s: float | None = None) -> Resumed:
+        """Bring a batch back of which Redis lost something; see ``recovery.resume``."""
+        files = self.storage.files(batch_id)
+        known, queued = await recovery.resume(self.ledger, self.connection, files, window_s=window_s)
+        workers = len((await self.fleet.view()).workers)
+        return Resumed(await self.record(batch_id), known, queued, workers)
+
+    async def forgotten(self) -> list[BatchRecord]:
+        """The batches whose files are here and that Redis does not know, newest first."""
+        return await recovery.forgotten(self.ledger, self.storage)
 
     async def entry(self, batch_id: str) -> Entry:
         """What Redis knows of a batch. Raises UnknownBatch."""

@@ -182,6 +182,25 @@ def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
     }
 
 
+def ended_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
+    """What is written of a batch that had ended when Redis lost it; ``record`` is as it was at the end."""
+    counts = record.request_counts
+    moves = {f"{status}_at": getattr(record, f"{status}_at", None) for status in BatchStatus}
+    return {
+        **_opening_fields(record, plan),
+        "status": record.status.value,
+        "completed": str(counts.completed),
+        "failed": str(counts.failed),
+        "prompt_tokens": str(record.usage.input_tokens if record.usage else 0),
+        "completion_tokens": str(record.usage.output_tokens if record.usage else 0),
+        "cost_done": str(plan.cost_total),
+        "shards_done": str(plan.shard_count),
+        "output_file_id": record.output_file_id or "",
+        "error_file_id": record.error_file_id or "",
+        **{name: str(stamp) for name, stamp in moves.items() if stamp is not None},
+    }
+
+
 def _queue(connection: SyncRedis, record: BatchRecord, shards: int, done: set[int]) -> None:
     left = [shard for shard in range(shards) if shard not in done]
     if left:

@@ -58,9 +58,12 @@ class ConfiguredWorkers:
         self._path = path
         self._origin = str(path.absolute())
         self._given = tuple(given)
+        self._given_untold = self._given
         self._stamp = _stamp(path)
         self._wanted: Mapping[str, WorkerSpec] = read_workers(path)
         self._told: Mapping[str, WorkerSpec] | None = None
+        self._generation = 0
+        """The fleet's, when Redis was told; a lower one says that Redis has lost what it was told."""
 
     async def keep(self, store: FleetStore) -> None:
         """Keep Redis told until cancelled; outages of Redis and bad files are waited out."""
@@ -89,18 +92,28 @@ class ConfiguredWorkers:
 
     async def tell(self, store: FleetStore) -> None:
         """Register what is new or changed, drain what was taken out. Raises StoreUnavailable."""
+        if self._told is not None and await store.generation() < self._generation:
+            await self._notice_loss(store)
         if self._told is self._wanted:
             return
         wanted, told = self._wanted, self._told
-        if told is None:
-            for spec in self._given:
-                await self._register(store, spec, origin="")
+        for spec in self._given_untold:
+            await self._register(store, spec, origin="")
         for worker, spec in wanted.items():
             # One that a person drained stays so until its own entry changes.
             if told is None or told.get(worker) != spec:
                 await self._register(store, spec, origin=self._origin)
         await self._drain_all_but(wanted, store)
-        self._told = wanted
+        self._generation = await store.generation()
+        self._told, self._given_untold = wanted, ()
+
+    async def _notice_loss(self, store: FleetStore) -> None:
+        """Redis was emptied, or its last changes were lost: what is not there any more is told again."""
+        there = {worker.id for worker in (await store.view()).workers}
+        told = self._told or {}
+        self._told = {worker: spec for worker, spec in told.items() if worker in there}
+        self._given_untold = tuple(spec for spec in self._given if spec.id not in there)
+        log.warning("redis has lost data; the workers that it lost are registered again")
 
     async def _register(self, store: FleetStore, spec: WorkerSpec, *, origin: str) -> None:
         registered = await store.register(spec, origin=origin)

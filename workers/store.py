@@ -323,6 +323,14 @@ class FleetStore:
                 return self._to_view(roster, answer)
             await self._read_roster(str(answer[1]))
 
+    async def generation(self) -> int:
+        """A counter that grows whenever a worker comes, goes or lives anew; 0 in an empty Redis.
+
+        One that shrank says that Redis has lost data.
+        """
+        with translated():
+            return int(await self.client.get(keys.WORKERS_GENERATION.of()) or 0)
+
     async def _read_roster(self, generation: str) -> None:
         with translated():
             members = await self.client.smembers(keys.WORKERS.of())

@@ -8,7 +8,8 @@
 
 local standing = redis.call('HGET', KEYS[2], ARGV[1]) or ''
 local status = redis.call('HGET', KEYS[1], 'status') or ''
-if string.match(standing, 'claim=(%d+)') ~= ARGV[2] then
+-- The number alone does not tell: claims are counted from 1 again when Redis has lost its data.
+if string.match(standing, 'claim=(%d+)') ~= ARGV[2] or string.match(standing, ' by=(%S+)') ~= ARGV[3] then
   return {0, 0, 0, status}
 end
 local was_done = string.match(standing, 'state=(%w+)') == 'done'

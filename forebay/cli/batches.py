@@ -64,7 +64,7 @@ def submit(
             hedge=hedge,
             window=window,
         )
-    _print(record, json=json)
+    print_record(record, json=json)
 
 
 def wait(
@@ -81,7 +81,7 @@ def wait(
     """
     with open_client(redis) as forebay, closing(watcher(json=json, quiet=quiet)) as looking:
         record = forebay.wait(batch_id, looking.progress, timeout_s=timeout)
-    _print(record, json=json)
+    print_record(record, json=json)
     raise typer.Exit(ended(record))
 
 
@@ -102,7 +102,7 @@ def status(
                 complain("there are no batches; see: forebay submit")
                 raise typer.Exit(ExitCode.BAD_INPUT)
             [record] = newest
-    _print(record, json=json)
+    print_record(record, json=json)
 
 
 def results(
@@ -154,7 +154,7 @@ def batches(
     if json:
         print_json([record.model_dump(mode="json") for record in found])
         return
-    print_table(_table(found))
+    print_table(batch_table(found))
 
 
 def cancel(batch_id: BatchId, redis: Redis = None, json: Json = False) -> None:
@@ -164,15 +164,16 @@ def cancel(batch_id: BatchId, redis: Redis = None, json: Json = False) -> None:
     """
     with open_client(redis) as forebay:
         record = forebay.cancel(batch_id)
-    _print(record, json=json)
+    print_record(record, json=json)
 
 
-def _print(record: BatchRecord, *, json: bool) -> None:
+def print_record(record: BatchRecord, *, json: bool) -> None:
     """The batch as JSON, either way: on one line for programs, indented and without nulls for people."""
     print_json(record.model_dump(mode="json", exclude_none=not json), indented=not json)
 
 
-def _table(records: list[BatchRecord]) -> Table:
+def batch_table(records: list[BatchRecord]) -> Table:
+    """Batches, one a line."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("batch", no_wrap=True)
     for title in ("input", "status", "created"):

@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, str] = {
     "results": "forebay.cli.batches:results",
     "batches": "forebay.cli.batches:batches",
     "cancel": "forebay.cli.batches:cancel",
+    "resume": "forebay.cli.resume:resume",
     "explain": "forebay.cli.explain:explain",
     "enqueue": "forebay.cli.enqueue:enqueue",
     "workers": "forebay.cli.workers:app",
