@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from dispatcher.batches.nesting import nested_too_deep
 from dispatcher.reply import Failure, FailureKind, Reply
 from workers.breaker import Verdict
 
@@ -226,11 +227,16 @@ _object = msgspec.json.Decoder(_AnyObject)
 
 
 def is_json_object(body: bytes) -> bool:
-    """Whether the body is one complete JSON object in UTF-8, which every OpenAI answer is."""
+    """Whether the body is one complete JSON object in UTF-8, which every OpenAI answer is.
+
+    One that is nested deeper than `nesting.DEEPEST` is none.
+    """
+    if nested_too_deep(body):  # nobody could be sure to read it back
+        return False
     try:
         _object.decode(body)
         body.decode()  # the decoder skips over strings without looking into them
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
@@ -267,7 +273,7 @@ def _said(body: bytes) -> tuple[str, str]:
     """An error's message in lower case, and its code; the text itself when it is no JSON that we know."""
     try:
         error = _error_body.decode(body[:DETAIL_LIMIT])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return body[:DETAIL_LIMIT].decode(errors="replace").lower(), ""
     match error.error:
         case dict() as inner:

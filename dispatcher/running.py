@@ -25,7 +25,7 @@ from dispatcher.claims import Claimed, JobClaims
 from dispatcher.finaliser import Finaliser
 from dispatcher.inline import InlineRequestError, InlineRunner
 from dispatcher.placement import Closing
-from dispatcher.shard import ShardEnd, ShardRunner
+from dispatcher.shard import NoSuchShardError, ShardEnd, ShardRunner
 from dispatcher.stop import Stop
 from workers.connection import SyncRedis
 from workers.errors import StoreUnavailable, TryAgain
@@ -185,7 +185,7 @@ class RunningJobs:
             await self._after_interruption(running)
         except (Closing, TryAgain):
             await self._tell(running, self._claims.hand_back)
-        except InlineRequestError as error:
+        except (InlineRequestError, NoSuchShardError) as error:
             await self._tell(running, self._claims.fail, error, retry=False)
         except (BatchError, BaseExceptionGroup) as error:
             await self._after_trouble(running, error)
@@ -202,7 +202,7 @@ class RunningJobs:
         match claimed.function:
             case jobs.RUN_SHARD:
                 end = await self._shards.run(
-                    str(given["batch_id"]), int(given["shard"]), urgency, running.stop
+                    str(given["batch_id"]), _shard_number(given["shard"]), urgency, running.stop
                 )
                 await self._after_shard(running, end)
             case jobs.RUN_REQUEST:
@@ -300,6 +300,12 @@ def _arguments(claimed: Claimed) -> dict[str, Any]:
     """A job's arguments by name; `claims` has seen that they fit."""
     signature = inspect.signature(FUNCTIONS[claimed.function])
     return signature.bind(*claimed.args, **claimed.kwargs).arguments
+
+
+def _shard_number(given: Any) -> int:
+    if type(given) is not int:  # anybody may have written the job
+        raise NoSuchShardError("a shard is a whole number")
+    return given
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:

@@ -26,7 +26,7 @@ from dispatcher.keeper import Keeper
 from dispatcher.placement import Closing, Placement
 from dispatcher.scheduler.question import Need
 from dispatcher.stop import Stop
-from workers.errors import Fenced
+from workers.errors import Fenced, ForebayError
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +35,10 @@ _CHUNK = 32
 LATE = "batch_expired"
 STOPPED = "job_stopped"
 _NO_USAGE = Usage(None, None)
+
+
+class NoSuchShardError(ForebayError):
+    """A job names a shard that its batch does not have."""
 
 
 class ShardEnd(StrEnum):
@@ -84,7 +88,8 @@ class ShardRunner:
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
 
     async def run(self, batch_id: str, shard: int, urgency: int, stop: Stop | None = None) -> ShardEnd:
-        """Answer what is unanswered of a shard. Raises StorageError when its plan or input cannot be read.
+        """Answer what is unanswered of a shard. Raises StorageError when its plan or input cannot be read,
+        NoSuchShardError.
 
         Cancelling it closes its connections and keeps what came back so far; so does `stop`, after which
         every line that is left ends with an error, and the shard as ever.
@@ -104,6 +109,8 @@ class ShardRunner:
         self, batch_id: str, shard: int, urgency: int, stop: Stop
     ) -> tuple[_Run | None, Sequence[PlannedRequest]]:
         entry = await self.ledger.entry(batch_id)
+        if entry is not None and not 0 <= shard < entry.shards:
+            raise NoSuchShardError(f"{batch_id} has no shard {shard}")
         claim = await self.ledger.claim(batch_id, shard, self.owner) if entry else ""
         if entry is None or isinstance(claim, str):
             return None, ()

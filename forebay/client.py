@@ -28,6 +28,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
+from dispatcher.inline import InlineRequestError, read_request
 from dispatcher.records import DecisionRecord
 from forebay import explanations, submission
 from forebay import results as result_files
@@ -146,6 +147,7 @@ class Forebay:
             options=options,
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
+            limits=self.settings.limits,
         )
         return self.publish(record.id)
 
@@ -296,10 +298,15 @@ class Forebay:
     ) -> str:
         """Queue one request; returns its job's id. ``timeout_s`` None: the dispatcher's default.
 
-        Raises SettingsError for a url that no worker may be asked.
+        Raises SettingsError for a url that no worker may be asked, and for a body that no line of a file may
+        have.
         """
         if url not in ALLOWED_URLS:
             raise SettingsError(f"{url} is not allowed; there are {', '.join(sorted(ALLOWED_URLS))}")
+        try:
+            read_request(body, url)
+        except InlineRequestError as error:
+            raise SettingsError(str(error)) from error
         return self._inline.enqueue(queue, body, url=url, timeout_s=timeout_s)
 
     def answer(self, job_id: str, *, queue: str = "default", timeout_s: float | None = None) -> Answer:

@@ -6,15 +6,20 @@ A batch that has ended has its two result files; one that runs has the parts tha
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_IMODE, S_ISREG
 from typing import BinaryIO
 
 from dispatcher.batches.parts import first_entries
 from dispatcher.batches.storage import ERRORS, OUTPUT, BatchFiles
+
+_SYSTEM_FOLDERS = {("/", "dev"), ("/", "proc")}
+"""Of these nothing is replaced: /dev/stdout is a link, which may lead to a plain file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +72,19 @@ def _save_parts(files: BatchFiles, output: Path, errors: Path) -> Saved:
 
 @contextmanager
 def written_whole(target: Path) -> Iterator[BinaryIO]:
-    """A file to write, which takes the target's place, durable, when the block ends well."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """A file to write, which takes the target's place, durable, when the block ends well.
+
+    It has the permissions of the file that it replaces, else those that are usual for the user. A symbolic
+    link is replaced, and what it points to left alone. A device, pipe or standard output is written as it is.
+    """
+    if _is_no_plain_file(target):
+        with target.open("wb") as sink:
+            yield sink
+        return
+    # A name that nobody can foresee, and that must be new: nobody else's link is written through.
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}.tmp")
     try:
-        with temporary.open("wb") as sink:
+        with _new_file(temporary, _mode_of(target)) as sink:
             yield sink
             sink.flush()
             os.fsync(sink.fileno())
@@ -78,6 +92,31 @@ def written_whole(target: Path) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_no_plain_file(target: Path) -> bool:
+    """Whether replacing it would take something away that is no file of results, as /dev/null."""
+    try:
+        return target.absolute().parts[:2] in _SYSTEM_FOLDERS or not S_ISREG(target.stat().st_mode)
+    except FileNotFoundError:
+        return False
+
+
+def _mode_of(target: Path) -> int | None:
+    try:
+        status = target.lstat()
+    except FileNotFoundError:
+        return None
+    return S_IMODE(status.st_mode) & 0o777 if S_ISREG(status.st_mode) else None
+
+
+def _new_file(path: Path, mode: int | None) -> BinaryIO:
+    """A file that nobody had before; ``mode`` None: as the user's umask says."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o666 if mode is None else 0o600)
+    if mode is not None:
+        os.fchmod(descriptor, mode)
+    return os.fdopen(descriptor, "wb")
 
 
 def errors_path(output: Path) -> Path:

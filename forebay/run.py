@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dispatcher.batches.errors import StorageMissingError
+from dispatcher.batches.intake import Limits
 from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
 from dispatcher.batches.storage import BatchFiles, Storage
 from forebay import explanations, submission
@@ -63,6 +64,7 @@ class RunSettings:
     restart: bool = False
     keep_state: bool = False
     explain: Path | None = None
+    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,7 @@ def _take_in(settings: RunSettings, state: RunState) -> str:
             now_s=time.time(),
             slots=len(settings.workers) * DEFAULT_LIMIT or submission.USUAL_SLOTS,
             batch_id=batch_id,
+            limits=settings.limits,
         )
     if not same_file(settings.input, seen):
         raise RunRefused(f"{settings.input} changed while it was read; run the command again")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field, ValidationError
 
+from dispatcher.batches.intake import Limits
 from dispatcher.settings import default_storage
 from workers.settings import ServiceSettings, explain
 
@@ -15,6 +16,7 @@ class FrontSettings(ServiceSettings):
         default_factory=default_storage,
         description="where batches' files are: a folder or any fsspec URL; the dispatchers must see the same",
     )
+    limits: Limits = Field(default=Limits(), description="what an input file may hold")
 
 
 def front_settings(redis_url: str | None = None, storage: str | None = None) -> FrontSettings:

@@ -98,7 +98,7 @@ def _fields(answer: Answer | NoAnswer | None) -> dict[str, Any]:
         return {}
     try:
         decoded = msgspec.json.decode(answer.body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return decoded if isinstance(decoded, dict) else {}
 

@@ -22,6 +22,8 @@ CONNECT_TIMEOUT_S = 1.0
 LONGEST_REQUEST_S = 5.0
 """Above every deadline. pyreqwest keeps the connection of a request that was given up until the answer comes,
 or until this time: without it a worker that hangs would cost one more socket with every poll."""
+MOST_BYTES = 16 * 1024**2
+"""Of an answer: a page of metrics has some hundred kilobytes, a list of models a few."""
 POOL_IDLE_S = 3.0
 """Engines close idle connections after 5 s; reusing one at that moment is a race."""
 
@@ -124,18 +126,37 @@ async def get(
     deadline: float,
     accept: str = "application/json",
 ) -> Answer | NoAnswer:
-    """GET ``path`` of a worker. ``deadline`` is on the running loop's clock and covers the body."""
+    """GET ``path`` of a worker. ``deadline`` is on the running loop's clock and covers the body.
+
+    Of a body above ``MOST_BYTES`` nothing is kept.
+    """
     headers = target.headers()
     headers["accept"] = accept
     try:
         request = httpx.Request("GET", _parsed(target.url + path), headers=headers)
         async with asyncio.timeout_at(deadline):
-            response = await client.send(request)
+            response = await client.send(request, stream=True)
+            body = await _body(response)
     except TimeoutError:
         return NoAnswer(Silence.LATE, "no answer in time")
     except (httpx.HTTPError, httpx.InvalidURL, PyreqwestError) as error:
         return NoAnswer(_silence(error), _reason(error))
-    return Answer(response.status_code, response.headers, response.content)
+    if body is None:
+        return NoAnswer(Silence.BROKEN, f"an answer above {MOST_BYTES} bytes")
+    return Answer(response.status_code, response.headers, body)
+
+
+async def _body(response: httpx.Response) -> bytes | None:
+    """All of it, or None when it is more than is read; the connection is let go of either way."""
+    content = bytearray()
+    try:
+        async for chunk in response.aiter_bytes():
+            content += chunk
+            if len(content) > MOST_BYTES:
+                return None
+    finally:
+        await response.aclose()
+    return bytes(content)
 
 
 @lru_cache(maxsize=16384)

@@ -112,7 +112,7 @@ def judge(
         return ProbeVerdict(Verdict.INCONCLUSIVE, f"status {status}")
     try:
         answer = _decode(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return _not_json(headers, body)
     if not isinstance(answer, dict) or not isinstance(answer.get("loads"), list):
         return ProbeVerdict(Verdict.ABSENT, "200 without a list of loads")
@@ -122,7 +122,7 @@ def judge(
 def _decode(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Python servers print NaN and Infinity, which JSON has not; the standard library alone reads them.
         return json.loads(body, parse_constant=lambda _name: None)
 

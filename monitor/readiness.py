@@ -82,7 +82,7 @@ def _silent(answer: NoAnswer) -> Readiness:
 def _entries(body: bytes) -> list[Mapping[str, Any]]:
     try:
         answer = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
     entries = answer.get("data") if isinstance(answer, dict) else None
     return [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []

@@ -36,9 +36,12 @@ def normalise_url(text: str) -> str:
     Raises InvalidWorkerUrl when the text is not the http(s) URL of a server, or carries credentials, a
     query or a fragment (a key belongs into a variable or file, see ``api_key_env`` and ``api_key_file``).
     """
-    parts = urlsplit(text.strip())
-    spaced = any(sign.isspace() for sign in text.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname or spaced:
+    try:
+        parts = urlsplit(text.strip())
+    except ValueError as error:
+        raise InvalidWorkerUrl(f"{text!r} is not the URL of a worker; write http://HOST:PORT") from error
+    odd = any(sign.isspace() or not sign.isprintable() for sign in text.strip())
+    if parts.scheme not in ("http", "https") or not parts.hostname or odd:
         raise InvalidWorkerUrl(f"{text!r} is not the URL of a worker; write http://HOST:PORT")
     if parts.username is not None or parts.password is not None:
         raise InvalidWorkerUrl("a worker's URL may not carry credentials; use --api-key-env NAME instead")

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from dispatcher.batches.backend import Sink
 from dispatcher.batches.duplicates import find_duplicates
@@ -32,13 +33,14 @@ _CHUNK = 1024 * 1024
 _MOST_COST = 2**32 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(BaseModel):
     """What a file may hold. `max_lines` bounds its requests, and its blank lines as well."""
 
-    max_lines: int = 1_000_000
-    max_bytes: int = 2 * 1024**3
-    max_line_bytes: int = 16 * 1024**2
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_lines: int = Field(default=1_000_000, ge=1, lt=2**31, description="lines of a file")
+    max_bytes: int = Field(default=2 * 1024**3, ge=1, description="bytes of a file")
+    max_line_bytes: int = Field(default=16 * 1024**2, ge=1, lt=2**31, description="bytes of a line")
 
 
 @dataclass(frozen=True, slots=True)

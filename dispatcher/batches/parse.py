@@ -9,15 +9,18 @@ serialised again, so an engine receives exactly what the user wrote.
 
 import json
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from dispatcher.batches.nesting import DEEPEST, nested_too_deep
 from dispatcher.batches.prompt import asked_tokens, measure
 
 LONGEST_CUSTOM_ID = 512
 LONGEST_MODEL = 512
+LONGEST_STRATEGY = 128
 
 GENERATING_URLS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 """Urls whose answers are generated token by token; the others cost their prompt only."""
@@ -31,6 +34,7 @@ ALLOWED_URLS = GENERATING_URLS | {
 }
 """The only paths that a line can reach. Compared whole: no host, no query, no dots, no other spelling."""
 
+_TOO_DEEP = f"the line is nested deeper than {DEEPEST} levels"
 _BOM = b"\xef\xbb\xbf"
 _REQUIRED = ("custom_id", "method", "url", "body")
 _decode = msgspec.json.Decoder().decode
@@ -112,10 +116,8 @@ def parse_line(number: int, raw: bytes) -> Line | BadLine | None:
         return _accept(number, raw)
     except _Refusal as refusal:
         return BadLine(number, refusal.code, refusal.message, refusal.param, read_custom_id(raw))
-    except RecursionError:
-        return BadLine(
-            number, "invalid_json_line", "the line is nested too deeply", None, read_custom_id(raw)
-        )
+    except RecursionError:  # within our bound, but whoever called us left too little of the interpreter's
+        return BadLine(number, "invalid_json_line", _TOO_DEEP, None, read_custom_id(raw))
 
 
 def too_long(number: int, limit_bytes: int) -> BadLine:
@@ -148,6 +150,8 @@ def _leading_custom_id(raw: bytes) -> str | None:
 
 
 def _accept(number: int, raw: bytes) -> Line:
+    if nested_too_deep(raw):
+        raise _Refusal("invalid_json_line", _TOO_DEEP)
     line = _json_object(raw)
     for key in _REQUIRED:
         if key not in line:
@@ -226,8 +230,9 @@ def _strategy(options: Any) -> str | None:
     if type(options) is not dict:
         raise _Refusal("invalid_options", "forebay must be an object", "forebay")
     strategy = options.get("strategy")
-    if strategy is not None and type(strategy) is not str:
-        raise _Refusal("invalid_options", "forebay.strategy must be a string", "forebay.strategy")
+    if strategy is not None and (type(strategy) is not str or len(strategy) > LONGEST_STRATEGY):
+        expected = f"forebay.strategy must be a string of at most {LONGEST_STRATEGY} characters"
+        raise _Refusal("invalid_options", expected, "forebay.strategy")
     return strategy
 
 
@@ -249,8 +254,8 @@ def _check_repeated_keys(raw: bytes, line: dict[str, Any]) -> None:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        repeated = next(key for index, key in enumerate(keys) if key in keys[:index])
+        # A million keys must not take a million looks at a million.
+        [(repeated, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise _Refusal(
             "duplicate_key", f"the key {_shown(repeated)} is given twice in one object", repeated[:64]
         )

@@ -10,6 +10,8 @@ from typing import Any
 
 import msgspec
 
+from dispatcher.batches.nesting import nested_too_deep
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _LINE_ENDS = bytes.maketrans(b"\n\r", b"  ")
@@ -49,7 +51,8 @@ def result_line(
     """Write an HTTP answer, of any status, as one line without its line feed.
 
     `body` is kept byte for byte; only line ends between its tokens become spaces. A body that is not JSON
-    becomes a JSON string of its text, an empty one null, so the line is valid JSON whatever an engine said.
+    becomes a JSON string of its text, an empty one null, so the line is valid JSON whatever an engine said;
+    so does one that is nested so deep that not everybody could read the line.
     """
     head = b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":' % (
         _encode(record_id),
@@ -108,8 +111,12 @@ def _embedded(body: bytes) -> bytes:
     if not body or body.isspace():
         return b"null"
     try:
-        _decode(body)
+        readable = not nested_too_deep(body)
+        if readable:
+            _decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        readable = False
+    if not readable:
         return _encode(body.decode(errors="replace"))
     # A string cannot hold a raw line end, so these stand between tokens, where a space means the same.
     return body.translate(_LINE_ENDS) if b"\n" in body or b"\r" in body else body

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from dispatcher.batches.record import BatchRecord
 from forebay.cli.failures import ExitCode, complain, ended
@@ -31,7 +30,7 @@ from forebay.cli.options import (
     print_json,
 )
 from forebay.cli.run import watcher
-from forebay.cli.tables import print_table
+from forebay.cli.tables import cell, print_table
 from forebay.results import errors_path
 from forebay.submission import DAY_S
 
@@ -183,8 +182,8 @@ def batch_table(records: list[BatchRecord]) -> Table:
     for record in records:
         counts = record.request_counts
         table.add_row(
-            Text(record.id),
-            Text((record.metadata or {}).get("input_name", "-")),
+            cell(record.id),
+            cell((record.metadata or {}).get("input_name", "-")),
             record.status,
             datetime.fromtimestamp(record.created_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
             f"{counts.total:,}",

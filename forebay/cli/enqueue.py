@@ -52,5 +52,5 @@ def _read(name: str) -> dict[str, Any]:
     data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"{name} is not a JSON object: {error}") from error

@@ -8,15 +8,15 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from dispatcher.outcome import Label
 from dispatcher.records import DecisionRecord
 from dispatcher.scheduler.decision import CandidateScores
 from forebay import explanations
 from forebay.cli.options import Json, Redis, open_client, print_json
-from forebay.cli.tables import print_table
+from forebay.cli.tables import cell, print_table
 from forebay.explanations import Explained
+from workers.legible import legible
 
 _FEW = 4
 """So many workers are named beside a count."""
@@ -68,13 +68,14 @@ def _shape(explained: Explained) -> dict[str, Any]:
 
 
 def _show(explained: Explained) -> None:
-    typer.echo(_title(explained.attempts[0]))
+    typer.echo(legible(_title(explained.attempts[0])))
     if explained.also_in:
-        typer.echo(f"the newest; --batch chooses among others: {', '.join(explained.also_in)}")
+        others = ", ".join(explained.also_in)
+        typer.echo(legible(f"the newest; --batch chooses among others: {others}"))
     for record in explained.attempts:
         typer.echo()
         for line in _lines(record):
-            typer.echo(line)
+            typer.echo(legible(line))
         if record.candidates:
             print_table(_scores(record))
 
@@ -144,7 +145,7 @@ def _scores(record: DecisionRecord) -> Table:
     for candidate in record.candidates:
         scores = (f"{candidate.scores[scorer]:.2f}" for scorer in record.weights)
         table.add_row(
-            Text(candidate.worker),
+            cell(candidate.worker),
             f"{candidate.total:.3f}",
             *scores,
             _mark(record, candidate),

@@ -15,6 +15,7 @@ from dispatcher.batches.errors import BatchError, InvalidNameError, StorageUrlEr
 from dispatcher.batches.record import BatchRecord, BatchStatus
 from forebay.errors import RefusedInput
 from workers.errors import ForebayError, GiveUp
+from workers.legible import legible, legible_lines
 
 _LISTED = 20
 
@@ -55,7 +56,7 @@ def reported() -> Iterator[None]:
 
 def complain(text: str) -> None:
     """Say it on standard error."""
-    typer.echo(f"forebay: {text}", err=True)
+    typer.echo(f"forebay: {legible_lines(text)}", err=True)
 
 
 def _from_redis(error: Exception) -> bool:
@@ -90,7 +91,7 @@ def said(error: BaseException) -> str:
 
 def _bad_lines(error: RefusedInput) -> list[str]:
     listed = error.intake.bad_lines[:_LISTED]
-    lines = [f"  line {bad.number}: {bad.message} ({bad.code})" for bad in listed]
+    lines = [f"  line {bad.number}: {legible(bad.message)} ({bad.code})" for bad in listed]
     if error.intake.refused > len(listed):
         lines.append(f"  ... and {error.intake.refused - len(listed)} more")
     if error.intake.accepted and listed:

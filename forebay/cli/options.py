@@ -12,6 +12,7 @@ from forebay.cli.failures import complain
 from forebay.client import Forebay
 from forebay.durations import parse_duration
 from workers.errors import SettingsError
+from workers.legible import legible_json
 
 Redis = Annotated[
     str | None,
@@ -107,4 +108,4 @@ def open_client(redis: str | None, storage: str | None = None) -> Forebay:
 def print_json(value: Any, *, indented: bool = False) -> None:
     """Print one JSON value: on one line, or indented for people."""
     text = msgspec.json.encode(value)
-    typer.echo(msgspec.json.format(text, indent=2 if indented else -1).decode())
+    typer.echo(legible_json(msgspec.json.format(text, indent=2 if indented else -1).decode()))

@@ -10,6 +10,7 @@ from forebay.cli.tables import dash, percent, rate
 from forebay.durations import clock
 from forebay.progress import Progress
 from workers.fleet import WorkerView
+from workers.legible import legible
 
 EVERY_S = 5.0
 
@@ -95,4 +96,4 @@ def _standing(worker: WorkerView) -> tuple[str, str]:
 
 
 def _reasons(workers: Sequence[WorkerView]) -> list[str]:
-    return [f"{worker.id} ({worker.state}) {worker.reason}".rstrip() for worker in workers]
+    return [legible(f"{worker.id} ({worker.state}) {worker.reason}".rstrip()) for worker in workers]

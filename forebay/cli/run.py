@@ -34,6 +34,7 @@ from forebay.fleet import worker_spec
 from forebay.results import errors_path
 from forebay.run import Outcome, RunSettings, Watcher
 from forebay.run import run as run_file
+from forebay.settings import front_settings
 from forebay.submission import DAY_S, Options
 
 
@@ -157,6 +158,7 @@ def run(
         restart=restart,
         keep_state=keep_state,
         explain=explain,
+        limits=front_settings().limits,
     )
     raise typer.Exit(execute(settings, json=json, quiet=quiet, known_tokens_per_s=fleet_capacity))
 

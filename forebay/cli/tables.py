@@ -12,6 +12,7 @@ from rich.text import Text
 from forebay.tally import Share
 from workers.breaker import BreakerState
 from workers.fleet import WorkerState, WorkerView
+from workers.legible import legible
 from workers.load import LoadSource
 
 _STATE_STYLES = {
@@ -28,6 +29,11 @@ _BREAKER_STYLES = {BreakerState.CLOSED: "", BreakerState.OPEN: "red", BreakerSta
 def print_table(table: Table) -> None:
     """Print a table to standard output; into a pipe as wide as it is, so that no id is ever broken."""
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def cell(text: str, style: str = "") -> Text:
+    """Text that others wrote, as a cell: no markup of ours, and nothing that a terminal would act on."""
+    return Text(legible(text), style=style)
 
 
 def dash(value: float | str | None) -> str:
@@ -66,7 +72,7 @@ def fleet_table(workers: Sequence[WorkerView], now_s: float | None = None) -> Ta
 def _standing(worker: WorkerView) -> tuple[str | Text, ...]:
     load = worker.load
     return (
-        Text(worker.id),
+        cell(worker.id),
         dash(worker.runtime),
         Text(worker.state, style=_STATE_STYLES[worker.state]),
         dash(load.running if load else None),
@@ -83,7 +89,7 @@ def _background(worker: WorkerView, now_s: float) -> tuple[str | Text, ...]:
     return (
         "-" if load is None else f"{max(0.0, now_s - load.sampled_at):.0f} s",
         load.source if load else LoadSource.NONE,
-        Text("; ".join(filter(None, (worker.reason, worker.breaker_reason)))),
+        cell("; ".join(filter(None, (worker.reason, worker.breaker_reason)))),
     )
 
 
@@ -97,7 +103,7 @@ def share_table(shares: Mapping[str, Share]) -> Table:
     for worker, share in sorted(shares.items(), key=lambda item: -item[1].tokens):
         latency = share.mean_latency_s
         table.add_row(
-            Text(worker),
+            cell(worker),
             f"{share.requests:,}",
             f"{percent(share.requests / requests)} %",
             f"{share.tokens:,}",

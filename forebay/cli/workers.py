@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from forebay.cli import shapes
 from forebay.cli.options import Json, Redis, duration, open_client, print_json
-from forebay.cli.tables import fleet_table, print_table
+from forebay.cli.tables import cell, fleet_table, print_table
 from forebay.fleet import DRAIN_S
 from workers.fleet import WorkerView
 from workers.load import Load
@@ -202,7 +201,7 @@ def _loads_table(swept: Sequence[Swept]) -> Table:
     for one in swept:
         row = _as_json(one)
         numbers = [f"{row[name]:g}" for name in ("load", *_SHOWN_LOAD)]
-        table.add_row(Text(one.worker), row["source"], *numbers, Text(one.reason))
+        table.add_row(cell(one.worker), row["source"], *numbers, cell(one.reason))
     return table
 
 
@@ -210,7 +209,7 @@ def _details(view: WorkerView, memo: Memo | None, *, now_s: float) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, value in _flat(shapes.worker(view, memo)):
         moment = name.rpartition(".")[2] in _MOMENTS and value is not None
-        table.add_row(Text(name, style="bold"), Text(_distance(value, now_s) if moment else _spelled(value)))
+        table.add_row(cell(name, "bold"), cell(_distance(value, now_s) if moment else _spelled(value)))
     return table
 
 

@@ -17,7 +17,7 @@ from forebay.simulator.faults import CutBodyFault, HangFault
 from forebay.simulator.server import SimulatedEngine
 from forebay.simulator.settings import EngineSettings
 from monitor.exporter import Exporter, PollTimes
-from monitor.http import Answer, NoAnswer, Silence, Target, get, make_client
+from monitor.http import MOST_BYTES, Answer, NoAnswer, Silence, Target, get, make_client
 from monitor.server import bind, serve
 from monitor.service import MonitorService
 from monitor.settings import MonitorSettings
@@ -450,6 +450,22 @@ class TestTransport:
                 await task
         sources = {worker.runtime: worker.load.source for worker in view.workers if worker.load}
         assert sources == {"vllm": LoadSource.METRICS, "sglang": LoadSource.NATIVE}
+
+    async def test_an_answer_without_an_end_is_read_no_further_than_its_bound(self) -> None:
+        given = 0
+
+        async def flood() -> AsyncIterator[bytes]:
+            nonlocal given
+            while True:
+                given += 1024 * 1024
+                yield bytes(1024 * 1024)
+
+        transport = httpx.MockTransport(lambda _: httpx.Response(200, content=flood()))
+        async with httpx.AsyncClient(transport=transport) as client:
+            deadline = asyncio.get_running_loop().time() + 30
+            found = await get(client, Target("http://a:1"), "/metrics", deadline=deadline)
+        assert found == NoAnswer(Silence.BROKEN, f"an answer above {MOST_BYTES} bytes")
+        assert given <= MOST_BYTES + 2 * 1024 * 1024
 
     async def test_every_way_of_not_answering_has_its_name(self) -> None:
         hang, cut = HangFault(paths=("/version",)), CutBodyFault(paths=("/v1/models",))

@@ -222,7 +222,8 @@ def test_a_file_beyond_a_limit_is_refused_and_leaves_nothing(
 def test_a_file_at_its_limits_is_accepted(files: BatchFiles) -> None:
     data = b"\n".join(map(request, "abc"))
     longest = max(map(len, data.split(b"\n")))
-    assert take(files, data, limits=Limits(3, len(data), longest)).problem is None
+    limits = Limits(max_lines=3, max_bytes=len(data), max_line_bytes=longest)
+    assert take(files, data, limits=limits).problem is None
 
 
 def test_blank_lines_are_bounded_too(files: BatchFiles) -> None:

@@ -4,8 +4,10 @@ The wire is tried on real sockets, with a server that does as it is told; httpx'
 """
 
 import asyncio
+import gzip
 import inspect
 import socket
+import tracemalloc
 
 import aiohttp
 import httpx
@@ -381,6 +383,40 @@ async def test_a_reply_above_what_we_keep_is_refused_however_it_is_framed(serve)
         worker = await serve(says(b"HTTP/1.1 200 OK\r\n" + framing))
         assert (await send(sender, worker.url)).kind is FailureKind.TOO_LARGE
         await worker.until(lambda worker=worker: worker.lost == 1)
+    await sender.aclose()
+
+
+async def test_a_packed_reply_is_held_to_the_same_bound_and_never_unpacked_beyond_it(serve):
+    packed = gzip.compress(bytes(64 * 1024 * 1024))  # 64 KiB on the wire
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n".encode()
+    worker = await serve(says(head + packed))
+    sender = Sender(make_transport(max_body_bytes=1024))
+    tracemalloc.start()
+    try:
+        assert (await send(sender, worker.url)).kind is FailureKind.TOO_LARGE
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 32 * 1024 * 1024
+    await sender.aclose()
+
+
+async def test_a_reply_that_never_ends_is_ended_at_the_bound(serve):
+    def floods(transport, _number):
+        async def flood():
+            while not transport.is_closing():
+                transport.write(b"10000\r\n" + bytes(0x10000) + b"\r\n")
+                await asyncio.sleep(0)
+
+        transport.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        flooding.append(asyncio.create_task(flood()))
+
+    flooding = []
+    worker = await serve(floods)
+    sender = Sender(make_transport(max_body_bytes=1024 * 1024))
+    assert (await send(sender, worker.url)).kind is FailureKind.TOO_LARGE
+    await worker.until(lambda: worker.lost == 1)
+    await asyncio.wait(flooding)
     await sender.aclose()
 
 
