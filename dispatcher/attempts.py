@@ -15,10 +15,11 @@ from typing import assert_never
 
 import structlog
 
+from dispatcher.leasing import Held
 from dispatcher.outcome import CANCELLED, Outcome, RequestFate, classify
-from dispatcher.placement import Held, Placement
+from dispatcher.placement import Placement
 from dispatcher.race import Race
-from dispatcher.reply import Failure, Reply
+from dispatcher.reply import Failure, FailureKind, Reply
 from dispatcher.retry import (
     GiveUp,
     GiveUpCode,
@@ -229,14 +230,7 @@ class Attempts:
         outcome = CANCELLED
         elapsed_s = 0.0
         try:
-            answer = await self._sender.send(
-                held.url,
-                request.path,
-                request.body,
-                api_key=key_if_there(held.api_key_env, held.api_key_file),
-                timeout_s=min(planned_s, max(0.001, remaining_s)),
-                request_id=request.id,
-            )
+            answer = await self._send(request, held, min(planned_s, max(0.001, remaining_s)))
             elapsed_s = answer.elapsed_s
             outcome = classify(
                 answer,
@@ -249,6 +243,26 @@ class Attempts:
         finally:
             self._end(held, outcome)
             self._onlooker(Seen(request, held, outcome, elapsed_s, turn))
+
+    async def _send(self, request: Request, held: Held, timeout_s: float) -> Reply | Failure:
+        """Send it, until `held.call_off` is called: that closes the connection, so that the engine stops."""
+        began_s = self._clock()
+        try:
+            async with asyncio.timeout(None) as sending:
+                held.call_off = lambda: sending.reschedule(0.0)
+                return await self._sender.send(
+                    held.url,
+                    request.path,
+                    request.body,
+                    api_key=key_if_there(held.api_key_env, held.api_key_file),
+                    timeout_s=timeout_s,
+                    request_id=request.id,
+                )
+        except TimeoutError:
+            took_s = self._clock() - began_s
+            return Failure(FailureKind.RECALLED, took_s, "its worker stands still, or is gone")
+        finally:
+            held.call_off = None
 
     def _end(self, held: Held, outcome: Outcome) -> None:
         defer_s = outcome.defer_s

@@ -11,6 +11,7 @@ what came back                                request                worker
 429; 503 that says the queue is full          wait, not charged      neutral, deferred, limit halved
 408, 425                                      elsewhere              neutral
 time-out                                      elsewhere              failure; neutral if the caller's
+called off: its worker stands still, is gone  elsewhere              neutral: its breaker knows
 401, 403                                      elsewhere, then final  neutral, unready for this model
 404 naming the model                          elsewhere, then final  neutral, its models read again
 404, 405, 501 otherwise: no such endpoint     elsewhere, then final  neutral
@@ -85,6 +86,7 @@ class Label(StrEnum):
     TIMEOUT = "timeout"
     TOO_LARGE = "too_large"
     UNSENDABLE = "unsendable"
+    RECALLED = "recalled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ def _of_failure(kind: FailureKind, *, own_timeout: bool) -> Outcome:
         case FailureKind.TIMEOUT:
             verdict = Verdict.FAILURE if own_timeout else Verdict.NEUTRAL
             return Outcome(label, RequestFate.ELSEWHERE, verdict)
+        case FailureKind.RECALLED:
+            return Outcome(label, RequestFate.ELSEWHERE, Verdict.NEUTRAL)
         case (
             FailureKind.CONNECT
             | FailureKind.CONNECT_TIMEOUT

@@ -2,18 +2,16 @@
 
 One task does it all, in passes: free the leases of what has ended, look at the fleet if the last look is
 old, assign as many of the waiting as there is room for, take their leases in one step. Being alone, it never
-counts a lease twice. Who of the waiting goes where is `assignment`'s subject, what a request does with its
-lease `attempts`'.
+counts a lease twice. Who of the waiting goes where is `assignment`'s subject, the leases themselves
+`leasing`'s, what a request does with its own `attempts`'.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable
 from random import Random
 
 import structlog
@@ -22,6 +20,8 @@ from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
 from dispatcher.backlog import Backlog, Waiting
 from dispatcher.hedges import Candidate
 from dispatcher.hedging import Hedging
+from dispatcher.leasing import Held, Leasing
+from dispatcher.recall import Recall
 from dispatcher.scheduler.decision import Chosen, NoWorkerReason
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import Underway
@@ -31,37 +31,17 @@ from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
 from workers.fleet import WorkerView
-from workers.store import Ask, End, FleetStore, Grant, Refusal, lease_id
+from workers.store import Ask, End, FleetStore, Grant
 
 log = structlog.get_logger(__name__)
 
 _OUTAGE_PAUSE_S = (0.1, 5.0)
+_WATCH_S = 1.0
+"""How old a look may get while requests are in flight and nobody waits: their workers may stand still."""
 
 
 class Closing(Exception):
     """This dispatcher ends: who has no lease yet gets none. The request stays as it was for the next."""
-
-
-@dataclass(slots=True, eq=False)
-class Held:
-    """A lease that a request holds, until `Placement.give_back`."""
-
-    lease: str
-    worker_id: str
-    url: str
-    api_key_env: str | None
-    api_key_file: str | None
-    epoch: int
-    tokens: int
-    granted_s: float
-    """On Redis' clock."""
-    answer_tokens: int
-    """What its answer may have at most, or is thought to have."""
-    decision: Chosen | None = field(repr=False)
-    """None: a second attempt, which `hedges` placed."""
-    need: Need = field(repr=False)
-    join: Callable[[Held], None] | None = field(default=None, repr=False)
-    """How a second attempt joins its request; None: none may, or one has."""
 
 
 class Placement:
@@ -86,18 +66,14 @@ class Placement:
         self._assignment: Assignment[Held] = Assignment(strategies, rng)
         self._speeds = speeds
         self.hedging = hedging
-        self._owner = owner
         self._view_interval_s = view_interval_s
         self._stale_after_s = stale_after_s
         self._dead_after_s = dead_after_s
         self._clock = clock
         self._backlog: Backlog[Held] = Backlog()
-        self._ends: list[tuple[Held, End]] = []
-        self._in_doubt: list[End] = []
-        """Leases that were asked for and perhaps granted, though no answer came."""
-        self._held: dict[str, Held] = {}
+        self._leasing = Leasing(store, owner)
         self._known_speeds: dict[str, float] = {}
-        self._serials = itertools.count(1)
+        self._recall = Recall()
         self._workers: dict[str, WorkerView] = {}
         self._viewed_at = -float("inf")
         self._wake = asyncio.Event()
@@ -130,11 +106,9 @@ class Placement:
         self, held: Held, verdict: Verdict, reason: str = "", *, defer_s: float = 0.0, halve: bool = False
     ) -> None:
         """End an attempt: its lease is freed and its worker's breaker told, with the next pass."""
-        if self._held.pop(held.lease, None) is None:
-            return
         end = End(held.lease, held.worker_id, held.epoch, verdict, reason, defer_s, halve)
-        self._ends.append((held, end))
-        self._wake.set()
+        if self._leasing.end(held, end):
+            self._wake.set()
 
     # -- what the service asks ------------------------------------------------------------------------------
 
@@ -183,7 +157,7 @@ class Placement:
     @property
     def in_flight(self) -> int:
         """Leases held by this dispatcher."""
-        return len(self._held)
+        return len(self._leasing.held)
 
     @property
     def without_worker(self) -> NoWorkerReason | None:
@@ -214,31 +188,38 @@ class Placement:
 
     async def renew(self) -> None:
         """Keep all leases for another term. Raises StoreUnavailable."""
-        by_worker: dict[str, list[str]] = defaultdict(list)
-        for held in self._held.values():
-            by_worker[held.worker_id].append(held.lease)
-        gone = [lease for lease in await self._store.renew(by_worker) if lease in self._held]
-        if gone:
-            log.warning("leases ended before they were renewed", count=len(gone))
+        await self._leasing.renew()
 
     async def _woken(self) -> None:
-        timeout = self._view_interval_s if self._attentive else None
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(self._look_every_s):
                 await self._wake.wait()
         except TimeoutError:
             pass
 
     @property
+    def _look_every_s(self) -> float | None:
+        """How old a look at the fleet may get; None: it does not matter now."""
+        if self._attentive:
+            return self._view_interval_s
+        return max(_WATCH_S, self._view_interval_s) if self._leasing.held else None
+
+    @property
     def _attentive(self) -> bool:
         """Whether what happens elsewhere matters now: somebody waits, or might get a second attempt."""
-        return bool(self._backlog) or (self.hedging.due and any(held.join for held in self._held.values()))
+        return bool(self._backlog) or (
+            self.hedging.due and any(held.join for held in self._leasing.held.values())
+        )
 
     async def _pass(self) -> None:
         await self._settle()
-        if self._attentive and self._clock() - self._viewed_at >= self._view_interval_s:
+        every_s = self._look_every_s
+        if every_s is not None and self._clock() - self._viewed_at >= every_s:
             await self._look()
-        asks = self._assignment.assign(self._backlog, map(_underway, self._held.values()), self._now())
+            self._call_off_the_lost()
+        asks = self._assignment.assign(
+            self._backlog, map(_underway, self._leasing.held.values()), self._now()
+        )
         if asks:
             try:
                 await self._acquire(asks)
@@ -250,17 +231,7 @@ class Placement:
         self._note_room()
 
     async def _settle(self) -> None:
-        ends, self._ends = self._ends, []
-        in_doubt, self._in_doubt = self._in_doubt, []
-        if not ends and not in_doubt:
-            return
-        try:
-            await self._store.settle([end for _, end in ends] + in_doubt)
-        except BaseException:  # a cancellation too: this service ends, and settles at last
-            self._ends = ends + self._ends  # settling again changes nothing
-            self._in_doubt = in_doubt + self._in_doubt
-            raise
-        for held, end in ends:
+        for held, end in await self._leasing.settle():
             self._fleet.gave_back(held.worker_id, held.tokens, granted_s=held.granted_s)
             if end.defer_s:
                 self._fleet.deferred(held.worker_id, self._now() + end.defer_s)
@@ -278,6 +249,19 @@ class Placement:
             dead_after_s=self._dead_after_s,
         )
         self._assignment.look(fleet, self._known_speeds, view.now_s)
+        self._recall.look(view)
+
+    def _call_off_the_lost(self) -> None:
+        """Have requests come back whose workers are given up. What is held is older than the last look."""
+        called_off: Counter[tuple[str, str]] = Counter()
+        for held in self._leasing.held.values():
+            why = self._recall.why(held.worker_id, held.granted_s, trial=held.trial)
+            if why is not None and held.call_off is not None:
+                called_off[held.worker_id, why] += 1
+                call_off, held.call_off = held.call_off, None
+                call_off()
+        for (worker, why), count in called_off.items():
+            log.warning("requests are called off", worker=worker, why=why, count=count)
 
     @property
     def _fleet(self) -> FleetModel:
@@ -288,12 +272,9 @@ class Placement:
         return self._fleet.view.now_s + (self._clock() - self._viewed_at)
 
     async def _acquire(self, asks: list[tuple[Waiting[Held], Chosen]]) -> None:
-        leases = [
-            Ask(lease_id(self._owner, next(self._serials), waiting.need.cost_tokens), decision.candidates)
-            for waiting, decision in asks
-        ]
+        leases = self._leasing.asks([(waiting.need, decision.candidates) for waiting, decision in asks])
         try:
-            answers = await self._take(leases)
+            answers = await self._leasing.take(leases)
         except BaseException:
             for waiting, decision in asks:
                 self._fleet.gave_back(decision.pick, waiting.need.cost_tokens)
@@ -316,17 +297,6 @@ class Placement:
         if refused or len(asks) == MOST_ASKS:
             self._wake.set()  # others may have room, and more may be waiting
 
-    async def _take(self, asks: Sequence[Ask]) -> list[Grant | tuple[Refusal, ...]]:
-        try:
-            return await self._store.acquire(asks)
-        except BaseException:
-            self._in_doubt += [
-                End(ask.lease, name, 0, Verdict.NEUTRAL, "its grant got lost")
-                for ask in asks
-                for name in ask.candidates
-            ]
-            raise
-
     def _hold(self, ask: Ask, grant: Grant, need: Need, decision: Chosen | None) -> Held:
         worker = self._workers[grant.worker_id]
         held = Held(
@@ -341,8 +311,9 @@ class Placement:
             answer_tokens=answer_tokens(need),
             decision=decision,
             need=need,
+            trial=grant.trial,
         )
-        self._held[held.lease] = held
+        self._leasing.held[held.lease] = held
         log.debug(
             "leased",
             worker=held.worker_id,
@@ -368,11 +339,11 @@ class Placement:
         free = {name: self._fleet.free_slots(name) for name in self._fleet.with_room(None, now_s)}
         running = [
             Candidate(held.lease, held.worker_id, held.granted_s, held.answer_tokens)
-            for held in self._held.values()
+            for held in self._leasing.held.values()
             if held.join is not None
         ]
         for hedge in self.hedging.pick(running, free, self._known_speeds, now_s) if free and running else ():
-            first = self._held.get(hedge.lease)
+            first = self._leasing.held.get(hedge.lease)
             if first is not None:  # else it ended while another's second attempt was being placed
                 await self._join(first, hedge.worker_id)
 
@@ -380,8 +351,8 @@ class Placement:
         need = first.need
         if worker_id not in self._fleet.names_serving(need.model):
             return
-        ask = Ask(lease_id(self._owner, next(self._serials), need.cost_tokens), (worker_id,))
-        [answer] = await self._take([ask])
+        [ask] = self._leasing.asks([(need, (worker_id,))])
+        [answer] = await self._leasing.take([ask])
         if not isinstance(answer, Grant):
             return
         self._fleet.took(worker_id, need.cost_tokens)

@@ -29,7 +29,7 @@ class FailureKind(StrEnum):
     connection was lost before a reply began. cut_off: it was lost in the middle of the reply. protocol:
     what came was not HTTP. timeout: the time given to the request ran out. too_large: the reply is bigger
     than we keep. unsendable: the request itself is at fault (an impossible URL, header or body), no
-    worker was asked.
+    worker was asked. recalled: we closed the connection, because the worker stands still or is gone.
     """
 
     CONNECT = "connect"
@@ -40,6 +40,7 @@ class FailureKind(StrEnum):
     TIMEOUT = "timeout"
     TOO_LARGE = "too_large"
     UNSENDABLE = "unsendable"
+    RECALLED = "recalled"
 
 
 @dataclass(frozen=True, slots=True)

@@ -266,7 +266,7 @@ class Watch:
         stalled = self._stall.add(load, leases=view.leases, now_s=self._now())
         if stalled:
             self._stall.forgive()
-        return stalled and view.breaker is BreakerState.CLOSED
+        return stalled and view.breaker is not BreakerState.OPEN  # in a half-open one the trial stands still
 
     def _log(self, view: WorkerView, reading: Reading) -> None:
         verdict = reading.verdict

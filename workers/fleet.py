@@ -66,6 +66,8 @@ class WorkerView:
     """Path of the file with its key."""
     runtime_given: bool = False
     """Whether a person said what it runs; else it was detected, and may be found to have changed."""
+    incarnation_reason: str = ""
+    """How it was seen to live a new life; empty: it lives the one that it was registered with."""
     origin: str = ""
     """The configuration file that registered it; empty: a person or a program did."""
     reason: str = ""

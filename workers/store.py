@@ -366,6 +366,7 @@ class FleetStore:
             runtime_given=bool(record.get("given_runtime")),
             state=WorkerState(record["state"]),
             incarnation=int(record["incarnation"]),
+            incarnation_reason=record.get("incarnation_reason", ""),
             models=frozenset(given_models or _unpacked(record.get("models", ""))),
             max_model_len=_int(record.get("max_model_len")),
             max_running=_int(record.get("max_running")),

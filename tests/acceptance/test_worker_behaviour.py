@@ -11,6 +11,7 @@ from forebay.simulator.faults import (
     AlternateFault,
     AnswerFault,
     BrokenMetricsFault,
+    HangFault,
     RefuseFault,
     ShutdownFault,
     SlowFault,
@@ -113,28 +114,50 @@ async def test_11_failing_every_other_time_opens_the_breaker_by_rate(rig):
     assert flaky.stats.by_status[200] + flaky.stats.by_status[500] >= 20  # fewer have no rate
 
 
-async def test_13_a_worker_that_stands_still_is_seen_and_costs_the_others_nothing(rig):
+async def test_13_a_worker_that_stands_still_is_seen_and_others_answer_what_it_held(rig):
     still = await rig.engine(slots=8)
     sound = await rig.engine("sglang", slots=8)
+    still.control(HangFault())
     rig.monitor(stall_after_s=1.0)
     await rig.ready()
-    still.control(SlowFault(factor=0))
-    rig.dispatcher("d1")
-    batch = await rig.submit(rows(60), slots=16)
-
-    async def stalled():
-        return (await rig.worker(still.url)).breaker_reason == "stalled"
-
-    await rig.until(stalled, "its breaker opens")
-    stuck = (await rig.worker(still.url)).leases
-    assert stuck
-    await rig.some_done(batch, 60 - stuck)
+    rig.dispatcher("d1", retry__base_s=0.01)
+    results = await complete(rig, rows(60), slots=16)
+    assert workers_of(results) == {worker_id(sound.url)}
+    held = len(still.stats.log)
+    assert held
+    assert sorted(attempts_of(results)) == [1] * (60 - held) + [2] * held
+    await rig.until(lambda: still.stats.aborted == held, "its connections are closed")
+    worker = await rig.worker(still.url)
+    assert (worker.breaker, worker.breaker_reason, worker.leases) == (BreakerState.OPEN, "stalled", 0)
     assert (await rig.worker(sound.url)).breaker is BreakerState.CLOSED
     assert (await rig.store.now()) - (await rig.worker(sound.url)).load.sampled_at < 5.0
-    still.clear()
+
+
+async def test_a_worker_that_is_slow_but_moves_keeps_its_requests(rig):
+    slow = await rig.engine(slots=2, tokens_per_s=10.0)
+    rig.monitor(stall_after_s=1.0)
+    await rig.ready()
+    rig.dispatcher("d1")
+    results = await complete(rig, rows(2, tokens=25))
+    assert attempts_of(results) == [1, 1]
+    worker = await rig.worker(slow.url)
+    assert (worker.breaker, worker.breaker_trips) == (BreakerState.CLOSED, 0)
+
+
+async def test_what_runs_on_a_worker_that_is_removed_goes_elsewhere(rig):
+    removed = await rig.engine(slots=8)
+    removed.control(HangFault())
+    rig.monitor()
+    await rig.ready()
+    rig.dispatcher("d1", retry__base_s=0.01)
+    batch = await rig.submit(rows(3))
+    await rig.until(lambda: removed.stats.log, "it holds requests")
+    await rig.engine("sglang", slots=8)
+    await rig.ready()
+    await rig.store.remove(removed.url)
     status, results = await rig.ended(batch)
-    assert (status, results.names) == ("completed", names(60))
-    assert len(rig.sent) == len(set(rig.sent)) == 60
+    assert (status, sorted(results.names)) == ("completed", names(3))
+    assert worker_id(removed.url) not in workers_of(results)
 
 
 async def test_26_a_worker_in_shutdown_finishes_what_runs_and_gets_nothing_more(rig):

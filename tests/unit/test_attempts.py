@@ -27,6 +27,7 @@ class Leases:
     def __init__(self, *names):
         self.names = names or ("a:1", "b:1")
         self.asked = []
+        self.granted = []
         self.back = []
         self.held = 0
         self.never = False
@@ -40,13 +41,15 @@ class Leases:
             await asyncio.Event().wait()
         fresh = [name for name in self.names if name not in need.tried] or list(self.names)
         self.held += 1
-        return SimpleNamespace(
+        held = SimpleNamespace(
             lease=f"d:{len(self.asked)}|1",
             worker_id=fresh[0],
             url=f"http://{fresh[0]}",
             api_key_env="A_KEY",
             api_key_file=None,
         )
+        self.granted.append(held)
+        return held
 
     def give_back(self, held, verdict, reason="", *, defer_s=0.0, halve=False):
         self.held -= 1
@@ -207,6 +210,48 @@ async def test_cancelling_closes_the_request_and_frees_its_lease_without_a_verdi
     assert closed == [True]
     assert leases.back == [("a:1", Verdict.NEUTRAL, "cancelled", 0.0, False)]
     assert [one.outcome.label for one in seen] == [Label.CANCELLED]
+
+
+async def test_who_is_called_off_closes_its_request_and_goes_elsewhere_without_a_verdict():
+    begun, closed = asyncio.Event(), []
+
+    async def still(_):
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            closed.append(True)
+            raise
+
+    leases, seen = Leases(), []
+    task = asyncio.create_task(make(Network(still, OK), leases, seen=seen).run(request()))
+    await begun.wait()
+    leases.granted[0].call_off()
+    answer = await task
+    assert (answer.course.worker, answer.course.attempts, closed) == ("b:1", 2, [True])
+    assert [back[:3] for back in leases.back] == [
+        ("a:1", Verdict.NEUTRAL, "recalled"),
+        ("b:1", Verdict.SUCCESS, "ok"),
+    ]
+    assert [one.outcome.charged for one in seen] == [True, False]
+    assert [held.call_off for held in leases.granted] == [None, None]
+
+
+async def test_who_is_cancelled_while_it_is_called_off_stays_cancelled():
+    begun = asyncio.Event()
+
+    async def still(_):
+        begun.set()
+        await asyncio.Event().wait()
+
+    leases = Leases()
+    task = asyncio.create_task(make(Network(still), leases).run(request()))
+    await begun.wait()
+    leases.granted[0].call_off()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert leases.back == [("a:1", Verdict.NEUTRAL, "cancelled", 0.0, False)]
 
 
 async def test_the_end_of_the_service_is_passed_on():

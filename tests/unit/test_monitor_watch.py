@@ -309,7 +309,7 @@ async def test_what_is_stored_of_the_last_life_is_no_sign_in_the_next(begin: Beg
     assert found.reborn is None
 
 
-async def test_a_stall_is_found_once_per_time_and_only_while_the_breaker_is_closed(
+async def test_a_stall_is_found_once_per_time_and_only_while_the_breaker_lets_something_through(
     begin: Begin, clock: Clock
 ) -> None:
     engine = vllm_engine(running=2)
@@ -323,6 +323,10 @@ async def test_a_stall_is_found_once_per_time_and_only_while_the_breaker_is_clos
     for _ in range(4):
         found = await watch.tick(make_view(breaker=BreakerState.OPEN), memo=True)
         assert not found.stalled
+        clock.now_s += 30.0
+    for stalls in (False, False, True):
+        found = await watch.tick(make_view(breaker=BreakerState.HALF_OPEN), memo=True)
+        assert found.stalled is stalls
         clock.now_s += 30.0
 
 

@@ -207,6 +207,12 @@ def test_a_rejected_request_is_final_and_says_nothing_of_the_worker(answer):
     assert outcome(answer) == Outcome(Label.REJECTED, RequestFate.FINAL, Verdict.NEUTRAL)
 
 
+def test_what_was_called_off_goes_elsewhere_charged_and_its_worker_hears_nothing():
+    recalled = outcome(Failure(FailureKind.RECALLED, 60.0))
+    assert recalled == Outcome(Label.RECALLED, RequestFate.ELSEWHERE, Verdict.NEUTRAL)
+    assert recalled.charged
+
+
 @pytest.mark.parametrize("kind", [FailureKind.TOO_LARGE, FailureKind.UNSENDABLE])
 def test_what_no_other_worker_could_do_better_is_final(kind):
     seen = outcome(Failure(kind, 0.1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
 from dispatcher.speeds import Speeds
 from tests.fleets import view, worker
-from workers.breaker import Verdict
+from workers.breaker import BreakerState, Verdict
 from workers.errors import StoreUnavailable
 from workers.store import Grant, Refusal
 
@@ -32,6 +33,7 @@ class Store:
         self.renewed = []
         self.away = 0
         self.lost = 0
+        self.stalled = set()
         self.answers = asyncio.Event()
         self.answers.set()
         self.calls = asyncio.Event()
@@ -50,10 +52,13 @@ class Store:
         await self._answer()
         return view(
             *(
-                worker(name, limit=limit, leases=self.count(name), load=None)
+                worker(name, limit=limit, leases=self.count(name), load=None, **self.breaker(name))
                 for name, limit in self.limits.items()
             )
         )
+
+    def breaker(self, name):
+        return {"breaker": BreakerState.OPEN, "breaker_reason": "stalled"} if name in self.stalled else {}
 
     async def acquire(self, asks):
         await self._answer()
@@ -265,6 +270,22 @@ async def test_all_that_is_held_is_renewed():
         held = [await placement.lease(need(), 1) for _ in range(2)]
         await placement.renew()
     assert store.renewed == [{A: tuple(one.lease for one in held)}]
+
+
+async def test_who_is_in_flight_where_nothing_moves_is_called_off_though_nobody_waits(monkeypatch):
+    monkeypatch.setattr("dispatcher.placement._WATCH_S", 0.001)
+    store = Store(**{A: 1, B: 1})
+    placement = make(store)
+    called_off = []
+    async with passes(placement):
+        for _ in range(2):
+            held = await placement.lease(need(), 1)
+            held.call_off = functools.partial(called_off.append, held.worker_id)
+        store.stalled = {A}
+        await until(lambda: called_off)
+        store.calls.clear()
+        await store.calls.wait()  # another look calls nobody off twice
+    assert called_off == [A]
 
 
 async def test_those_without_any_worker_take_no_room_from_others(monkeypatch):
