@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_EAGER_POLLS = 3
+EAGER_POLLS = 3
 """After a change of the limit so many polls follow soon: more leases come, and show what it holds."""
 
 
@@ -239,7 +239,7 @@ class Watch:
         loaded = pressed or bool(load.waiting) or memory_full(load.kv_usage_max, self._policy)
         rates = self._meter.add(load, loaded=loaded)
         limit = self._limit(view, load)
-        self._eager = _EAGER_POLLS if limit is not None else max(0, self._eager - 1)
+        self._eager = EAGER_POLLS if limit is not None else max(0, self._eager - 1)
         return replace(
             found,
             load=load.model_copy(

@@ -26,6 +26,7 @@ from forebay.simulator.faults import (
 )
 from forebay.simulator.server import SimulatedEngine
 from forebay.simulator.settings import EngineSettings
+from monitor.watch import EAGER_POLLS
 from workers.fleet import WorkerState
 from workers.load import LoadSource
 from workers.spec import WorkerSpec, worker_id
@@ -37,6 +38,8 @@ SEED = int(os.environ.get("CHAOS_SEED", "7"))
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120 + LASTS_S)]
 
+SHORTEST_LIFE_S = 1.1
+"""No engine starts faster; start times so near to each other are taken for one."""
 POLLED = ("/metrics", "/v1/loads")
 ASKED = (*POLLED, "/v1/models", "/version")
 REQUEST = {"model": "sim-model", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
@@ -62,13 +65,14 @@ class Place:
         await self.engine.__aenter__()
         self._port = self.engine.port
         self.lives += 1
+        self._began_s = asyncio.get_running_loop().time()
 
     async def end(self) -> None:
         await self.engine.__aexit__(None, None, None)
 
     async def suffer(self) -> None:
         """Something happens to it."""
-        if self._rng.random() < 0.2:
+        if self._rng.random() < 0.2 and asyncio.get_running_loop().time() - self._began_s > SHORTEST_LIFE_S:
             await self.end()
             await asyncio.sleep(self._rng.choice((0.0, 0.0, 2 * POLL_S)))
             await self.begin()
@@ -172,24 +176,33 @@ async def test_after_any_chaos_every_load_is_true_within_two_polls_and_every_mem
             place.calm()
         calm_s = await rig.store.now()
         begun = {place: place.polls for place in places}
-        wrong = []
+        needed: dict[Place, int] = {}
+        wrong: dict[Place, str] = {}
 
         async def all_true():
-            wrong[:] = [why async for why in untruths(rig, places, calm_s)]
+            polls = {place: place.polls - begun[place] for place in places}
+            wrong.clear()
+            wrong.update([one async for one in untruths(rig, places, calm_s)])
+            for place in places:
+                if place in wrong:
+                    needed.pop(place, None)
+                else:
+                    needed.setdefault(place, polls[place])
             return not wrong
 
         try:
             await rig.until(all_true, "every load and memo is true")
         except AssertionError as error:
-            pytest.fail(f"{wrong}\n{error}")
-        polls = {place: place.polls - begun[place] for place in places}
+            pytest.fail(f"{list(wrong.values())}\n{error}")
     assert sum(place.lives for place in places) > ENGINES
-    # The one under way when calm came, the two that are allowed, and one that came while we looked.
-    assert max(polls.values()) <= 4
+    # The one under way when calm came, the two that are allowed, and one that came while we looked; between
+    # them, a quarter of a tick apart, those that follow a change of the limit.
+    allowed = 4 + EAGER_POLLS
+    assert not {place.engine.url: polls for place, polls in needed.items() if polls > allowed}
 
 
 async def untruths(rig, places: list[Place], calm_s: float):
-    """What is stored, of whom, and is not true."""
+    """Of whom something is stored that is not true, and what."""
     view = await rig.store.view()
     workers = {worker.id: worker for worker in view.workers}
     memos = await rig.store.memos(list(workers))
@@ -198,10 +211,10 @@ async def untruths(rig, places: list[Place], calm_s: float):
         source = LoadSource.NATIVE if place.native else LoadSource.METRICS
         stored = worker.load
         if worker.state is not WorkerState.READY or stored is None or stored.sampled_at < calm_s:
-            yield f"{worker.id} {worker.state}: {worker.reason}"
+            yield place, f"{worker.id} {worker.state}: {worker.reason}"
         elif (stored.source, stored.running, stored.waiting) != (source, true.running, true.waiting):
-            yield f"{worker.id}: {stored} is not {true} from {source}"
+            yield place, f"{worker.id}: {stored} is not {true} from {source}"
         elif (worker.id in memos) == place.native:
-            yield f"{worker.id}: memo {memos.get(worker.id)}, native {place.native}"
+            yield place, f"{worker.id}: memo {memos.get(worker.id)}, native {place.native}"
         elif worker.runtime != place.engine.settings.runtime:
-            yield f"{worker.id}: {worker.runtime}, is {place.engine.settings.runtime}"
+            yield place, f"{worker.id}: {worker.runtime}, is {place.engine.settings.runtime}"
