@@ -29,11 +29,14 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.retry import Retry
 
 from workers.errors import SettingsError, StoreUnavailable
+from workers.sentinel import is_sentinel_url, master_pool, sync_master_pool
 
 AsyncRedis = redis.asyncio.Redis
 SyncRedis = redis.Redis
 
 SOCKET_TIMEOUT_S = 10.0
+_IN_NETLOC = re.compile(r"(//[^:/@]*):[^@/]*@")
+_IN_QUERY = re.compile(r"([?&][^=&]*password=)[^&#]*")
 _POOL_SIZE = 64
 _WAIT_FOR_CONNECTION_S = 20.0
 _PASSING = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError)
@@ -42,14 +45,15 @@ _PASSING_WORDS = re.compile(r"^(BUSY|NOREPLICAS|MISCONF|LOADING|UNKILLABLE) ")
 
 
 def public_url(url: str) -> str:
-    """The URL without its password, for messages and logs."""
-    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:***@", url)
+    """The URL without its passwords, for messages and logs."""
+    return _IN_QUERY.sub(r"\1***", _IN_NETLOC.sub(r"\1:***@", url))
 
 
 def connect(url: str) -> AsyncRedis:
     """An asyncio client that decodes to str. No I/O yet. Raises SettingsError for an impossible URL."""
     with _refusing(url):
-        pool = redis.asyncio.BlockingConnectionPool.from_url(
+        make = master_pool if is_sentinel_url(url) else redis.asyncio.BlockingConnectionPool.from_url
+        pool = make(
             url,
             max_connections=_POOL_SIZE,
             timeout=_WAIT_FOR_CONNECTION_S,
@@ -69,7 +73,8 @@ def connect_sync(url: str) -> SyncRedis:
     Its socket time-out is longer than RQ's longest blocking pop. Raises SettingsError for an impossible URL.
     """
     with _refusing(url):
-        pool = redis.BlockingConnectionPool.from_url(
+        make = sync_master_pool if is_sentinel_url(url) else redis.BlockingConnectionPool.from_url
+        pool = make(
             url,
             max_connections=_POOL_SIZE,
             timeout=_WAIT_FOR_CONNECTION_S,
@@ -86,8 +91,11 @@ def _refusing(url: str) -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError) as error:
-        message = f"{public_url(url)!r} is not a Redis URL (redis://, rediss:// or unix://)"
-        raise SettingsError(message) from error
+        message = (
+            f"{public_url(url)!r} is not a Redis URL (redis://, rediss://, unix:// or redis+sentinel://)"
+        )
+        detail = f": {error}" if is_sentinel_url(url) else ""
+        raise SettingsError(message + detail) from error
 
 
 @contextlib.contextmanager

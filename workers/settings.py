@@ -54,7 +54,9 @@ class ServiceSettings(BaseSettings):
     )
     section: ClassVar[str] = ""
 
-    redis_url: str = Field(default=DEFAULT_REDIS_URL, description="redis://, rediss:// or unix://")
+    redis_url: str = Field(
+        default=DEFAULT_REDIS_URL, description="redis://, rediss://, unix:// or redis+sentinel://"
+    )
     log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
 
     @classmethod

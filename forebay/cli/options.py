@@ -19,7 +19,8 @@ Redis = Annotated[
     typer.Option(
         "--redis",
         metavar="URL",
-        help="Redis or Valkey: redis://, rediss:// or unix://. Default: $FOREBAY_REDIS_URL, then localhost.",
+        help="Redis or Valkey: redis://, rediss://, unix:// or redis+sentinel://. "
+        "Default: $FOREBAY_REDIS_URL, then localhost.",
     ),
 ]
 Storage = Annotated[
