@@ -25,6 +25,7 @@ from rq.suspension import is_suspended
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import register
 
+from dispatcher.plain_job import PlainJob
 from dispatcher.upkeep import KeptQueue
 from workers.connection import SyncRedis, translated
 from workers.errors import ForebayError, SettingsError, StoreUnavailable
@@ -45,25 +46,6 @@ _DEAF_S = 2.0
 
 class NotOurJobError(ForebayError):
     """A job names a function that a dispatcher does not run, or its data or arguments cannot be read."""
-
-
-class PlainJob(Job):
-    """An RQ job whose callbacks and webhooks are never imported, called or sent."""
-
-    @property
-    def success_callback(self) -> None:
-        return None
-
-    @property
-    def failure_callback(self) -> None:
-        return None
-
-    @property
-    def stopped_callback(self) -> None:
-        return None
-
-    def send_webhooks(self, status: Any, *, exc_string: str | None = None) -> None:
-        return None
 
 
 @dataclass(slots=True, eq=False)

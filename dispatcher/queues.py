@@ -16,6 +16,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
 from dispatcher import jobs
+from dispatcher.plain_job import PlainJob
 from workers.connection import SyncRedis, translated
 
 QUEUES = ("high", "default", "low")
@@ -172,7 +173,7 @@ def drop_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterabl
     with translated():
         for shard in shards:
             try:
-                job = Job.fetch(
+                job = PlainJob.fetch(
                     shard_job_id(batch_id, shard), connection=connection, serializer=JSONSerializer
                 )
             except NoSuchJobError:

@@ -206,6 +206,20 @@ def test_callbacks_and_webhooks_of_a_job_are_never_called(make_claims, connectio
     assert sent == []
 
 
+def test_a_job_whose_first_dispatcher_died_a_while_ago_can_be_finished(make_claims, connection):
+    queues.enqueue_shards(connection, "default", "batch_1", [0])
+    make_claims("dead").claim()
+    expire_claims(connection)
+    heir = make_claims("heir")
+    heir.maintain()
+    claimed = heir.claim()
+    [dead] = set(connection.zrange(f"rq:executions:{claimed.id}", 0, -1)) - {claimed.execution.id.encode()}
+    connection.delete(f"rq:execution:{claimed.id}:{dead.decode()}")  # as time does, a minute before the name
+    heir.finish(claimed)
+    assert connection.keys(f"rq:*{claimed.id}*") == []
+    assert started(connection).get_job_ids(cleanup=False) == []
+
+
 def test_callbacks_of_a_job_whose_dispatcher_died_are_never_called(make_claims, connection, trap):
     plain = Queue("default", connection=connection, serializer=JSONSerializer)
     plain.enqueue("dispatcher.jobs.run_request", BODY, on_failure=Callback(trap))

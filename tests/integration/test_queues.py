@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -93,8 +95,9 @@ def test_a_shard_that_is_claimed_while_it_is_being_dropped_stays_whole(connectio
 
     def claimed_meanwhile(cls, *args, **kwargs):
         job = fetch(cls, *args, **kwargs)
-        if cls is Job:  # a claim fetches a job of its own class
-            claimed.append(claims.claim())
+        if not claimed:  # a claim fetches its job too
+            claimed.append(None)
+            claimed[0] = claims.claim()
         return job
 
     with monkeypatch.context() as patch:
@@ -103,6 +106,16 @@ def test_a_shard_that_is_claimed_while_it_is_being_dropped_stays_whole(connectio
     assert queues.running_shards(connection, "default", BATCH) == 1
     claims.finish(claimed[0])
     assert queues.running_shards(connection, "default", BATCH) == 0
+
+
+def test_a_shard_that_a_dead_dispatcher_held_can_be_dropped(connection, claims):
+    queues.enqueue_shards(connection, "default", BATCH, [0])
+    claimed = claims.claim()
+    claims.hand_back(claimed)
+    # What is left of a dispatcher that died a minute ago: the name of its execution, without a record.
+    connection.zadd(f"rq:executions:{claimed.id}", {"dead": time.time() + 60})
+    assert queues.drop_shards(connection, "default", BATCH, [0]) == 1
+    assert connection.keys("rq:*:" + claimed.id) == []
 
 
 def test_the_finaliser_is_no_running_shard(connection, claims):
