@@ -117,7 +117,8 @@ def test_shards_never_grow_and_the_last_are_small(total: int, slots: int) -> Non
     assert all(left >= right for left, right in pairwise(sizes))
     assert all(smallest <= size <= 256 for size in sizes[:-1])
     assert all(1 <= size <= smallest for size in sizes[-1:])
-    assert sizes[:1] == ([min(total, 256, max(smallest, total // (2 * slots)))] if total else [])
+    shares = min(2 * slots, max(8, slots // 4))
+    assert sizes[:1] == ([min(total, 256, max(smallest, total // shares))] if total else [])
 
 
 def test_a_cost_is_the_prompt_and_what_is_asked_or_else_the_models_mean(files: BatchFiles) -> None:
