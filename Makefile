@@ -20,7 +20,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check bench test-engines lock clean
+.PHONY: help demo test chaos check bench test-engines lock clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -30,6 +30,9 @@ demo: $(READY) ## a fleet of simulated engines, a batch, and what became of it
 
 test: $(READY) ## all tests but those that need real engines
 	$(PYTEST) -m 'not engines' -n $(JOBS) --dist worksteal
+
+chaos: $(READY) ## ten minutes of kills, stops, storms and a Redis that loses; CHAOS_S, CHAOS_SEED, ... say otherwise
+	$(BIN)/python -m tests.chaos
 
 check: $(READY) ## style, types, import rules, and that documents, metadata and compose file are true
 	$(BIN)/ruff check .
@@ -52,7 +55,7 @@ lock: ## resolve requirements/ anew from pyproject.toml; needs uv
 	$(LOCK) --group build --constraint requirements/dev.txt -o requirements/build.txt
 
 clean: ## remove what was made here
-	rm -rf $(VENV) build dist demo-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist demo-output chaos-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is touched last, so that an interrupted set-up is done again.

@@ -19,12 +19,12 @@ import pytest
 from dispatcher.batches.ledger import Entry, Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.storage import Storage
-from dispatcher.claims import PlainJob
 from forebay.desk import Desk
 from forebay.settings import FrontSettings
 from forebay.simulator.server import SimulatedEngine
 from forebay.simulator.settings import EngineSettings
 from forebay.submission import Options, prepare, publish
+from tests.expired import let_claims_run_out
 from workers.connection import AsyncRedis, connect_sync
 from workers.fleet import WorkerState, WorkerView
 from workers.spec import WorkerSpec, worker_id
@@ -211,27 +211,12 @@ class Rig:
 
     def let_claims_run_out(self, owner: str) -> None:
         """What time and anybody's maintenance do to the jobs of a dead dispatcher."""
-        held = self.rq_redis.smembers(f"rq:worker:{owner}:executions")
-        for queue in ("high", "default", "low"):
-            registry = _started(self.rq_redis, queue)
-            for member in held:
-                self.rq_redis.zadd(registry.key, {member: 1}, xx=True)
-            registry.cleanup()
-            # It may have died between taking a job off its queue and registering it.
-            for job in self.rq_redis.lrange(f"rq:queue:{queue}:intermediate", 0, -1):
-                self.rq_redis.set(f"rq:queue:{queue}:intermediate:first_seen:{job.decode()}", 1)
+        let_claims_run_out(self.rq_redis, owner)
 
     @property
     def sent(self) -> list[str]:
         """Every request that an engine of this process took in, by its prompt."""
         return [record.prompt for engine in self.engines for record in engine.stats.log]
-
-
-def _started(connection: Any, queue: str) -> Any:
-    from rq.registry import StartedJobRegistry
-    from rq.serializers import JSONSerializer
-
-    return StartedJobRegistry(queue, connection=connection, job_class=PlainJob, serializer=JSONSerializer)
 
 
 @pytest.fixture
