@@ -63,6 +63,14 @@ class Claimed:
     def id(self) -> str:
         return str(self.job.id)
 
+    @property
+    def timeout_s(self) -> float | None:
+        """The `job_timeout` that it was queued with; None when that is RQ's default, which nobody chose."""
+        given = self.job.timeout
+        if given is None or given == Queue.DEFAULT_TIMEOUT or given <= 0:
+            return None
+        return float(given)
+
 
 class JobClaims(BaseWorker):
     """The dispatcher as RQ sees it. Every method raises StoreUnavailable when Redis does not answer."""
@@ -103,6 +111,7 @@ class JobClaims(BaseWorker):
         self._clock = clock
         self._served = dict.fromkeys(self.queue_names(), clock())
         self._born = False
+        self._suspended = False
 
     # -- the dispatcher's own life --------------------------------------------------------------------------
 
@@ -134,9 +143,17 @@ class JobClaims(BaseWorker):
             self.unsubscribe()
 
     def suspended(self) -> bool:
-        """Whether someone ran `rq suspend`."""
+        """Whether someone ran `rq suspend`; `rq info` says so of this dispatcher too."""
         with translated():
-            return bool(is_suspended(self.connection))
+            suspended = bool(is_suspended(self.connection))
+            if suspended != self._suspended:
+                self._suspended = suspended
+                self.set_state(WorkerStatus.BUSY if self.executions and not suspended else self._at_rest)
+        return suspended
+
+    @property
+    def _at_rest(self) -> WorkerStatus:
+        return WorkerStatus.SUSPENDED if self._suspended else WorkerStatus.IDLE
 
     def maintain(self) -> None:
         """Requeue the jobs of dead dispatchers, when it is time."""
@@ -315,7 +332,7 @@ class JobClaims(BaseWorker):
         # Only for show: were it to fail, the step before it, which was done, would be repeated.
         if not self.executions:
             with contextlib.suppress(StoreUnavailable), translated():
-                self.set_state(WorkerStatus.IDLE)
+                self.set_state(self._at_rest)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Listen on after an outage; RQ's own ends the thread when Redis stalls, and is deaf from then on."""

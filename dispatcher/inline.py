@@ -75,13 +75,19 @@ class InlineRunner:
         self,
         job_id: str,
         urgency: int,
+        job_timeout_s: float | None,
         body: Any,
         *,
         url: str = "/v1/chat/completions",
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """The answer as `{"status_code", "body", "forebay"}`. Raises InlineRequestError, Closing."""
-        answer = await self._attempts.run(self._request(job_id, urgency, body, url, timeout_s))
+        """The answer as `{"status_code", "body", "forebay"}`. Raises InlineRequestError, Closing.
+
+        It may take `timeout_s`, and no longer than `job_timeout_s`; None of both: what is usual.
+        """
+        time_s = _checked(timeout_s, job_timeout_s or self._deadline_s)
+        time_s = min(time_s, job_timeout_s or time_s)
+        answer = await self._attempts.run(self._request(job_id, urgency, body, url, time_s))
         course = answer.course
         detail = {
             "worker": course.worker,
@@ -97,7 +103,7 @@ class InlineRunner:
             }
         raise InlineRequestError(f"{answer.code}: {answer.message}")
 
-    def _request(self, job_id: str, urgency: int, body: Any, url: str, timeout_s: float | None) -> Request:
+    def _request(self, job_id: str, urgency: int, body: Any, url: str, time_s: float) -> Request:
         line = read_request(body, url)
         prompt_tokens = -(-line.prompt_chars // 4)
         need = Need(
@@ -112,7 +118,7 @@ class InlineRunner:
             body=line.body,
             need=need,
             urgency=urgency,
-            deadline_s=self._clock() + _checked(timeout_s, self._deadline_s),
+            deadline_s=self._clock() + time_s,
             late_code="request_timeout",
         )
 

@@ -206,7 +206,7 @@ class RunningJobs:
                 )
                 await self._after_shard(running, end)
             case jobs.RUN_REQUEST:
-                answer = await self._inline.run(claimed.id, urgency, **given)
+                answer = await self._inline.run(claimed.id, urgency, claimed.timeout_s, **given)
                 await self._tell(running, self._claims.finish, answer)
             case jobs.FINALISE_BATCH:
                 await self._finalise(running, str(given["batch_id"]))
