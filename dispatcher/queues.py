@@ -6,7 +6,7 @@ Synchronous, as RQ is: call it from a thread.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rq import Queue, Retry
 from rq.exceptions import NoSuchJobError
@@ -25,8 +25,24 @@ QUEUES = ("high", "default", "low")
 _RETRIES = 100
 """How often a job may be taken up again after its dispatcher died."""
 _PENDING = ("queued", "started", "deferred", "scheduled")
+_GIVEN_UP = ("failed", "stopped", "canceled")
+"""Ends that somebody or something wanted: a job that came to one is not lost."""
 _ENQUEUE_CHUNK = 500
 _NO_TIMEOUT = -1
+
+
+class BatchJob(NamedTuple):
+    """A job of a batch: the one of a shard, or, with None, the one that finalises it."""
+
+    batch_id: str
+    shard: int | None
+
+    @property
+    def id(self) -> str:
+        """Its id on RQ."""
+        if self.shard is None:
+            return finalise_job_id(self.batch_id)
+        return shard_job_id(self.batch_id, self.shard)
 
 
 def shard_job_id(batch_id: str, shard: int) -> str:
@@ -64,15 +80,40 @@ def enqueue_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iter
 
 def _absent(connection: SyncRedis, job_ids: Sequence[str]) -> set[str]:
     """Those of the jobs that neither wait nor run; one that failed or ended may be queued again."""
+    statuses = _statuses(connection, job_ids)
+    return {job_id for job_id in job_ids if statuses[job_id] not in _PENDING}
+
+
+def _statuses(connection: SyncRedis, job_ids: Sequence[str]) -> dict[str, str]:
+    """What RQ notes of each job; empty when it has no record."""
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
             pipeline.hget(Job.key_for(job_id), "status")
         statuses = pipeline.execute()
-    return {
-        job_id
-        for job_id, status in zip(job_ids, statuses, strict=True)
-        if as_text(status or b"") not in _PENDING
-    }
+    return {job_id: as_text(status or b"") for job_id, status in zip(job_ids, statuses, strict=True)}
+
+
+def lost_jobs(connection: SyncRedis, name: str, wanted: Sequence[BatchJob]) -> list[BatchJob]:
+    """Those of the jobs that nobody could ever take up from a queue, though nothing says that they failed.
+
+    One that moves while this looks may be among them. Raises StoreUnavailable.
+    """
+    with translated():
+        reachable = _reachable(queue(connection, name))
+        missing = [job for job in wanted if job.id not in reachable]
+        statuses = _statuses(connection, [job.id for job in missing]) if missing else {}
+    return [job for job in missing if statuses[job.id] not in _GIVEN_UP]
+
+
+def enqueue_again(connection: SyncRedis, name: str, lost: Iterable[BatchJob]) -> None:
+    """Queue jobs anew, whatever their records say. Raises StoreUnavailable."""
+    target = queue(connection, name)
+    with translated():
+        for job in lost:
+            if job.shard is None:
+                _enqueue_finalise(connection, name, job.batch_id)
+            else:
+                target.enqueue_many([_shard_job(job.batch_id, job.shard)])
 
 
 def requeue_lost(connection: SyncRedis, name: str, batch_id: str, shards: Iterable[int]) -> int:

@@ -26,6 +26,7 @@ from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
+from dispatcher.mending import LOOK_S, Mending
 from dispatcher.placement import Placement
 from dispatcher.queues import waiting_jobs
 from dispatcher.recorder import INTERVAL_S, Recorder
@@ -197,6 +198,7 @@ class Dispatcher:
             owner=self.settings.name,
             ending=self._ending,
         )
+        mending = Mending(self._ledger, self._bookkeeping, self._rq_redis)
         async with asyncio.TaskGroup() as group:
             chores = [
                 group.create_task(chore)
@@ -206,6 +208,7 @@ class Dispatcher:
                     self._every(INTERVAL_S, self._recorder.flush),
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
+                    self._every(LOOK_S, mending.look),
                 )
             ]
             await self._claim_jobs(claims, held, group)
