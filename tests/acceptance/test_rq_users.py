@@ -134,7 +134,7 @@ async def test_claiming_is_suspended_and_resumed_and_rq_s_own_command_shows_it_a
     held = user.ask("held", LONG, meta={"team": "a"})
     await rig.until(lambda: engine.load().running == 1, "it runs")
     [seen] = Worker.all(connection=user.redis, serializer=JSONSerializer)
-    assert (seen.name, seen.state, seen.queue_names()) == ("d1", "busy", ["high", "default", "low"])
+    assert (seen.name, seen.get_state(), seen.queue_names()) == ("d1", "busy", ["high", "default", "low"])
     assert seen.successful_job_count == 1
     assert [execution.job_id for execution in held.get_executions()] == [held.id]
     assert {queue.name for queue in Queue.all(connection=user.redis)} == {"default"}
