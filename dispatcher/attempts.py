@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from random import Random
 from typing import assert_never
@@ -33,6 +33,7 @@ from dispatcher.retry import (
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
 from dispatcher.send import Sender
+from dispatcher.solitude import Solitude
 from workers.credentials import key_if_there
 from workers.errors import SettingsError
 
@@ -55,6 +56,8 @@ class Request:
     late_code: str
     hedge: bool = False
     """Whether a second attempt may be made of it while the first runs."""
+    alone: Callable[[], Awaitable[object]] | None = None
+    """Of a request that may be sent only while nothing else is: awaited then, before each attempt."""
     custom_id: str = ""
     """What its author calls it; this and what follows is for records only."""
     batch_id: str | None = None
@@ -140,6 +143,7 @@ class Attempts:
         self._sender = sender
         self._strategies = strategies
         self._policy = policy
+        self._solitude = Solitude()
         self._request_timeout_s = request_timeout_s
         self._slowest_rate = slowest_rate
         self._rng = rng
@@ -223,14 +227,15 @@ class Attempts:
             held.join = None
 
     async def _attempt(self, request: Request, held: Held, history: History, turn: Turn) -> _Attempted:
-        remaining_s = request.deadline_s - self._clock()
         planned_s = read_timeout_s(
             request.need.asked_tokens, request.need.prompt_tokens, self._request_timeout_s, self._slowest_rate
         )
         outcome = CANCELLED
         elapsed_s = 0.0
         try:
-            answer = await self._send(request, held, min(planned_s, max(0.001, remaining_s)))
+            async with self._solitude.sending(request.alone):
+                remaining_s = request.deadline_s - self._clock()
+                answer = await self._send(request, held, min(planned_s, max(0.001, remaining_s)))
             elapsed_s = answer.elapsed_s
             outcome = classify(
                 answer,

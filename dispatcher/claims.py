@@ -12,7 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import structlog
 from rq import Queue
@@ -52,7 +52,7 @@ class NotOurJobError(ForebayError):
 class Claimed:
     """A job that this dispatcher holds. `function` is the dotted path that it names."""
 
-    job: Job
+    job: PlainJob
     queue: Queue
     execution: Execution
     function: str
@@ -217,6 +217,7 @@ class JobClaims(BaseWorker):
 
     def fail(self, claimed: Claimed, error: BaseException, *, retry: bool) -> None:
         """End a job that could not be done; with `retry` RQ queues it again as often as the job allows."""
+        claimed.job.failed = True
         if not retry:
             claimed.job.retries_left = 0
         with self._ending(claimed):
@@ -276,15 +277,15 @@ class JobClaims(BaseWorker):
         passed_over = [queue for queue in queues if now - self._served[queue.name] > AGING_S]
         return [*passed_over, *(queue for queue in queues if queue not in passed_over)]
 
-    def _pop(self, queue: Queue) -> tuple[Job, Queue] | None:
+    def _pop(self, queue: Queue) -> tuple[PlainJob, Queue] | None:
         self._served[queue.name] = self._clock()
         while True:
             try:
                 with translated():
-                    found: tuple[Job, Queue] | None = self.queue_class.dequeue_any(
+                    found = self.queue_class.dequeue_any(
                         [queue], None, self.connection, job_class=self.job_class, serializer=self.serializer
                     )
-                    return found
+                    return cast("tuple[PlainJob, Queue] | None", found)  # of the class that was asked for
             except StoreUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever reading a stranger's record may raise
@@ -298,7 +299,7 @@ class JobClaims(BaseWorker):
         queue.intermediate_queue.remove(job_id)
         log.error("a job's record cannot be read", job=job_id, queue=queue.name, error=type(error).__name__)
 
-    def _begin(self, job: Job, queue: Queue) -> Claimed | None:
+    def _begin(self, job: PlainJob, queue: Queue) -> Claimed | None:
         function, args, kwargs, refusal = self._read(job)
         execution = self.prepare_execution(job)
         self.prepare_job_execution(job, remove_from_intermediate_queue=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -21,6 +22,8 @@ from dispatcher.batches.storage import BatchFiles
 from workers.errors import Fenced, StoreUnavailable
 
 log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
 
 _MOST_UNWRITTEN = 4
 """Parts' worth of results that may wait for the storage before no more lines are sent."""
@@ -79,6 +82,8 @@ class Keeper:
         """What of the sums is durable, and may be told."""
         self._late = False
         self._closed = False
+        self._hurried = False
+        self._writing = False
         self._written = asyncio.Event()
         self._due = asyncio.Event()
 
@@ -103,6 +108,14 @@ class Keeper:
             self._written.clear()
             await self._written.wait()
 
+    async def all_durable(self) -> None:
+        """Wait until all results that are here are durable: at once, not when they are many or old."""
+        while self._unwritten or self._writing:
+            self._hurried = True
+            self._due.set()
+            self._written.clear()
+            await self._written.wait()
+
     def close(self) -> None:
         """No more results come: `run` ends when those here are durable."""
         self._closed = True
@@ -110,14 +123,11 @@ class Keeper:
 
     async def done(self) -> Standing:
         """Say that every line has a durable result, until Redis answers. Raises Fenced."""
-        pause_s = _PAUSE_S[0]
-        while True:
-            try:
-                return await self._progress(done=True)
-            except StoreUnavailable as error:
-                log.warning("cannot report a shard", batch=self._claim.batch_id, error=str(error))
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _PAUSE_S[1])
+        return await self._until_redis_answers(lambda: self._progress(done=True))
+
+    async def note_group(self, group: range) -> None:
+        """Note which lines are about to be sent, until Redis answers. Raises Fenced."""
+        await self._until_redis_answers(lambda: self._ledger.note_group(self._claim, self._owner, group))
 
     async def write_last(self) -> None:
         """What came back before a cancellation is kept, if the storage takes it at once."""
@@ -136,7 +146,7 @@ class Keeper:
         while not (self._closed and not self._unwritten):
             await self._due.wait()
             self._due.clear()
-            if not self._closed and len(self._unwritten) < self._part_lines:
+            if not (self._closed or self._hurried) and len(self._unwritten) < self._part_lines:
                 await self._until_old_or_many()
             if self._unwritten:
                 await self._write()
@@ -151,6 +161,7 @@ class Keeper:
 
     async def _write(self) -> None:
         """Make all results durable that are there now."""
+        self._writing, self._hurried = True, False
         batch, sums = self._take()
         pause_s = _PAUSE_S[0]
         while True:
@@ -167,6 +178,7 @@ class Keeper:
             else:
                 break
         self._durable = sums
+        self._writing = False
         if pause_s > _PAUSE_S[0]:
             await self._tell_trouble("")
         self._written.set()
@@ -189,6 +201,16 @@ class Keeper:
             await self._ledger.set_fields(self._claim.batch_id, {"trouble": text})
         except StoreUnavailable as error:
             log.warning("cannot tell the batch's trouble", batch=self._claim.batch_id, error=str(error))
+
+    async def _until_redis_answers(self, tell: Callable[[], Awaitable[T]]) -> T:
+        pause_s = _PAUSE_S[0]
+        while True:
+            try:
+                return await tell()
+            except StoreUnavailable as error:
+                log.warning("cannot report a shard", batch=self._claim.batch_id, error=str(error))
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _PAUSE_S[1])
 
     async def _report_if_possible(self) -> None:
         """Progress on the way: the next report says it all again, so one that fails is no loss."""

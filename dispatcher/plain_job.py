@@ -7,12 +7,34 @@ from __future__ import annotations
 
 from typing import Any
 
+from rq import Queue
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job
 
+from dispatcher import jobs
+
 
 class PlainJob(Job):
-    """An RQ job whose callbacks and webhooks are never imported, called or sent."""
+    """An RQ job whose callbacks and webhooks are never imported, called or sent.
+
+    A shard's job may be taken up again after any number of deaths: the ledger counts those, and gives up the
+    line that kills, never the shard. What fails without a death is charged as ever.
+    """
+
+    failed = False
+    """Whether its run ended with an error: it did not die."""
+
+    def retry(self, queue: Queue, pipeline: Any) -> None:
+        left = self.retries_left
+        if not self.failed and left is not None and self._carries_a_shard():
+            self.retries_left = left + 1  # of which RQ takes one
+        super().retry(queue, pipeline)
+
+    def _carries_a_shard(self) -> bool:
+        try:
+            return bool(self.func_name == jobs.RUN_SHARD)
+        except Exception:  # noqa: BLE001 - whatever a stranger wrote there, it is no job of ours
+            return False
 
     @property
     def success_callback(self) -> None:

@@ -23,7 +23,8 @@ QUEUES = ("high", "default", "low")
 """A fleet's queues, most urgent first."""
 
 _RETRIES = 100
-"""How often a job may be taken up again after its dispatcher died."""
+"""How often a job may be taken up again after it failed, or its dispatcher died; deaths are not charged to a
+shard's job (`plain_job`)."""
 _PENDING = ("queued", "started", "deferred", "scheduled")
 _GIVEN_UP = ("failed", "stopped", "canceled")
 """Ends that somebody or something wanted: a job that came to one is not lost."""

@@ -18,7 +18,7 @@ import structlog
 
 from dispatcher import jobs, queues
 from dispatcher.batches.errors import BatchError, ShardsLeftError
-from dispatcher.batches.ledger import Ledger
+from dispatcher.batches.ledger import Claim, Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
 from dispatcher.claims import Claimed, JobClaims
@@ -62,6 +62,8 @@ class _Running:
     interruption: Interruption | None = None
     stop: Stop = field(default_factory=Stop)
     """RQ's stop-job, on a shard: it goes on to its end, sending nothing more."""
+    claim: Claim | None = None
+    """Its claim on its shard, once there is one."""
     ending: bool = False
     """Its end is being told: too late for an interruption, which would tell another one."""
 
@@ -70,6 +72,9 @@ class _Running:
         """The batch it works for; None: an inline request."""
         batch_id = _arguments(self.claimed).get("batch_id")
         return None if batch_id is None else str(batch_id)
+
+    def hold(self, claim: Claim) -> None:
+        self.claim = claim
 
     def interrupt(self, why: Interruption) -> None:
         if self.interruption is None and not self.ending:
@@ -184,13 +189,14 @@ class RunningJobs:
             running.task.uncancel()
             await self._after_interruption(running)
         except (Closing, TryAgain):
-            await self._tell(running, self._claims.hand_back)
+            await self._hand_back(running)
         except (InlineRequestError, NoSuchShardError) as error:
             await self._tell(running, self._claims.fail, error, retry=False)
         except (BatchError, BaseExceptionGroup) as error:
             await self._after_trouble(running, error)
         except Exception as error:
             log.exception("a job failed", job=running.claimed.id)
+            await self._did_not_die(running)
             await self._tell(running, self._claims.fail, error, retry=True)
         finally:
             del self._running[running.claimed.execution.id]
@@ -202,7 +208,11 @@ class RunningJobs:
         match claimed.function:
             case jobs.RUN_SHARD:
                 end = await self._shards.run(
-                    str(given["batch_id"]), _shard_number(given["shard"]), urgency, running.stop
+                    str(given["batch_id"]),
+                    _shard_number(given["shard"]),
+                    urgency,
+                    running.stop,
+                    running.hold,
                 )
                 await self._after_shard(running, end)
             case jobs.RUN_REQUEST:
@@ -244,12 +254,25 @@ class RunningJobs:
         running.ending = True
         await self._bookkeeping.surely(how, running.claimed, *args, **kwargs)
 
+    async def _hand_back(self, running: _Running) -> None:
+        await self._did_not_die(running)
+        await self._tell(running, self._claims.hand_back)
+
+    async def _did_not_die(self, running: _Running) -> None:
+        """Say of a shard's claim that it ends in an orderly way, whatever becomes of its job."""
+        running.ending = True
+        if (claim := running.claim) is not None:
+            await self._bookkeeping.until_redis_answers(
+                lambda: self._ledger.hand_back(claim, self._owner), ever=True
+            )
+
     async def _after_shard(self, running: _Running, end: ShardEnd) -> None:
         running.ending = True
         match end:
             case ShardEnd.OPEN:
-                await self._tell(running, self._claims.hand_back)
+                await self._hand_back(running)
             case ShardEnd.FENCED:
+                await self._did_not_die(running)
                 await self._tell(running, self._claims.drop)
             case ShardEnd.BATCH_DONE:
                 await self._queue_finaliser(running)
@@ -278,7 +301,7 @@ class RunningJobs:
             case Interruption.UNWANTED:
                 await self._after_shard(running, ShardEnd.NOT_WANTED)
             case Interruption.ENDING | None:
-                await self._tell(running, self._claims.hand_back)
+                await self._hand_back(running)
 
     async def _after_trouble(self, running: _Running, error: BaseException) -> None:
         """Files that cannot be read now: say so where people look, and leave the job to whoever can."""
@@ -288,7 +311,7 @@ class RunningJobs:
             with contextlib.suppress(StoreUnavailable):
                 await self._ledger.set_fields(running.batch_id, {"trouble": f"{self._owner}: {causes}"})
         await self._pause(_STORAGE_PAUSE_S)
-        await self._tell(running, self._claims.hand_back)
+        await self._hand_back(running)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -1,30 +1,32 @@
 """One shard's life: claim it, send the lines that have no durable result, keep what comes back, count it.
 
-Reading and writing files is `batches`' subject, one request's life `attempts`'. The order of steps is the
-point: a result is durable before it is counted, the shard counted done before its job is acknowledged.
+Reading and writing files is `batches`' subject, one request's life `attempts`'; lines become requests, and
+answers results, in `exchange`. The order of steps is the point: a result is durable before it is counted, the
+shard counted done before its job is acknowledged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from enum import StrEnum, auto
+from functools import partial
+from typing import assert_never
 
 import structlog
 
 from dispatcher.attempts import Answered, Attempts, Course, Request, Unanswered
 from dispatcher.batches.ledger import Claim, Entry, Ledger
 from dispatcher.batches.parse import Line
-from dispatcher.batches.parts import Entry as Result
 from dispatcher.batches.parts import shard_entries
 from dispatcher.batches.plan import Plan, PlannedRequest, open_plan, read_lines
-from dispatcher.batches.results import Detail, Usage, error_line, read_usage, record_id, result_line
+from dispatcher.batches.poison import LONE_DEATHS, GiveUp, Send, next_step
 from dispatcher.batches.storage import BatchFiles, Storage
+from dispatcher.exchange import Exchange, shared_prefixes
 from dispatcher.keeper import Keeper
 from dispatcher.placement import Closing, Placement
-from dispatcher.scheduler.question import Need
 from dispatcher.stop import Stop
 from workers.errors import Fenced, ForebayError
 
@@ -34,7 +36,7 @@ _CHUNK = 32
 """Lines read at once: bounds what a shard of large lines holds in memory."""
 LATE = "batch_expired"
 STOPPED = "job_stopped"
-_NO_USAGE = Usage(None, None)
+POISON = "poison_line"
 
 
 class NoSuchShardError(ForebayError):
@@ -87,16 +89,24 @@ class ShardRunner:
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
 
-    async def run(self, batch_id: str, shard: int, urgency: int, stop: Stop | None = None) -> ShardEnd:
+    async def run(
+        self,
+        batch_id: str,
+        shard: int,
+        urgency: int,
+        stop: Stop | None = None,
+        on_claim: Callable[[Claim], object] = lambda _: None,
+    ) -> ShardEnd:
         """Answer what is unanswered of a shard. Raises StorageError when its plan or input cannot be read,
         NoSuchShardError.
 
         Cancelling it closes its connections and keeps what came back so far; so does `stop`, after which
-        every line that is left ends with an error, and the shard as ever.
+        every line that is left ends with an error, and the shard as ever. `on_claim` hears of the claim as
+        soon as it is made: unless the shard is done, whoever goes on living hands it back to the ledger.
         """
         self.feeding += 1
         try:
-            run, todo = await self._begin(batch_id, shard, urgency, stop or Stop())
+            run, todo = await self._begin(batch_id, shard, urgency, stop or Stop(), on_claim)
         except BaseException:
             self.feeding -= 1
             raise
@@ -106,7 +116,7 @@ class ShardRunner:
         return await run.to_its_end(todo)
 
     async def _begin(
-        self, batch_id: str, shard: int, urgency: int, stop: Stop
+        self, batch_id: str, shard: int, urgency: int, stop: Stop, on_claim: Callable[[Claim], object]
     ) -> tuple[_Run | None, Sequence[PlannedRequest]]:
         entry = await self.ledger.entry(batch_id)
         if entry is not None and not 0 <= shard < entry.shards:
@@ -114,9 +124,19 @@ class ShardRunner:
         claim = await self.ledger.claim(batch_id, shard, self.owner) if entry else ""
         if entry is None or isinstance(claim, str):
             return None, ()
+        on_claim(claim)
+        if claim.past.died:
+            log.warning("claims of a shard died", batch=batch_id, shard=shard, died=claim.past.died)
         files = self.storage.files(batch_id)
         plan = await asyncio.to_thread(open_plan, files)
-        run = _Run(self, entry, claim, files, urgency, await self._deadline(entry), stop)
+        exchange = Exchange(
+            entry,
+            urgency=urgency,
+            deadline_s=await self._deadline(entry),
+            late_code=LATE,
+            usually_hedge=self.hedge,
+        )
+        run = _Run(self, claim, files, exchange, stop)
         return run, await asyncio.to_thread(run.pick_up, plan)
 
     async def _deadline(self, entry: Entry) -> float:
@@ -127,26 +147,13 @@ class _Run:
     """One claim's work on one shard."""
 
     def __init__(
-        self,
-        runner: ShardRunner,
-        entry: Entry,
-        claim: Claim,
-        files: BatchFiles,
-        urgency: int,
-        deadline_s: float,
-        stop: Stop,
+        self, runner: ShardRunner, claim: Claim, files: BatchFiles, exchange: Exchange, stop: Stop
     ) -> None:
         self._runner = runner
-        self._batch_id = entry.id
         self._claim = claim
         self._files = files
-        self._urgency = urgency
-        self._deadline_s = deadline_s
+        self._exchange = exchange
         self._stop = stop
-        self._detail = entry.fields.get("detail") != "0"
-        self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), runner.hedge)
-        self._strategy = entry.fields.get("strategy") or None
-        self._lines = entry.total
         self._keeper = Keeper(
             files,
             runner.ledger,
@@ -155,11 +162,15 @@ class _Run:
             part_lines=runner.part_lines,
             part_age_s=runner.part_age_s,
         )
+        self._positions: dict[int, int] = {}
+        """Line to its place in the shard's part of the plan."""
         self._left_open = False
 
     def pick_up(self, plan: Plan) -> list[PlannedRequest]:
         """Count what earlier claims made durable; returns the rest. Blocks on the storage."""
-        costs = {request.line: request for request in plan.shard(self._claim.shard)}
+        planned = plan.shard(self._claim.shard)
+        self._positions = {request.line: position for position, request in enumerate(planned)}
+        costs = {request.line: request for request in planned}
         for result in shard_entries(self._files, self._claim.shard):
             request = costs.pop(result.line, None)
             if request is not None:
@@ -186,7 +197,7 @@ class _Run:
         return ShardEnd.BATCH_DONE if standing.all_done else ShardEnd.DONE
 
     def _taken_over(self) -> ShardEnd:
-        log.info("shard was taken over", batch=self._batch_id, shard=self._claim.shard)
+        log.info("shard was taken over", batch=self._claim.batch_id, shard=self._claim.shard)
         return ShardEnd.FENCED
 
     async def _answer_all(self, todo: Sequence[PlannedRequest]) -> None:
@@ -200,12 +211,49 @@ class _Run:
 
     async def _send(self, todo: Sequence[PlannedRequest], group: asyncio.TaskGroup) -> None:
         try:
-            await self._send_in_chunks(todo, group)
+            if self._claim.past.careful:
+                await self._send_carefully(todo)
+            else:
+                await self._send_in_chunks(todo, group)
         finally:
             self._runner.feeding -= 1
 
-    async def _send_in_chunks(self, todo: Sequence[PlannedRequest], group: asyncio.TaskGroup) -> None:
-        shared = _shared_prefixes(todo)
+    async def _send_carefully(self, todo: Sequence[PlannedRequest]) -> None:
+        """One group at a time, each durable before the next: earlier claims died, and a line may be why."""
+        left = {self._positions[request.line]: request for request in todo}
+        while left and not self._left_open:
+            match next_step(self._claim.past, list(left), len(self._positions)):
+                case GiveUp(position):
+                    await self._give_up(left.pop(position))
+                case Send(positions):
+                    group = range(positions[0], positions[-1] + 1)
+                    await self._send_group([left.pop(position) for position in positions], group)
+                case other:
+                    assert_never(other)
+
+    async def _send_group(self, requests: Sequence[PlannedRequest], group: range) -> None:
+        note = partial(self._keeper.note_group, group)
+        alone = note if len(requests) == 1 else None
+        if alone is None:
+            await note()
+        async with asyncio.TaskGroup() as lines:
+            await self._send_in_chunks(requests, lines, alone)
+        if not self._left_open:
+            await self._keeper.all_durable()
+
+    async def _give_up(self, planned: PlannedRequest) -> None:
+        [line] = await asyncio.to_thread(read_lines, self._files, [planned])
+        log.error("a line is given up", batch=self._claim.batch_id, line=line.number)
+        message = f"{LONE_DEATHS} dispatchers died of it while they sent nothing else"
+        self._keep(planned, line, Unanswered(POISON, message, Course()))
+
+    async def _send_in_chunks(
+        self,
+        todo: Sequence[PlannedRequest],
+        group: asyncio.TaskGroup,
+        alone: Callable[[], Awaitable[object]] | None = None,
+    ) -> None:
+        shared = shared_prefixes(todo)
         for start in range(0, len(todo), _CHUNK):
             await self._room()
             await self._keeper.room()
@@ -214,7 +262,10 @@ class _Run:
             chunk = todo[start : start + _CHUNK]
             lines = await asyncio.to_thread(read_lines, self._files, chunk)
             for planned, line in zip(chunk, lines, strict=True):
-                group.create_task(self._answer(planned, line, shared))
+                request = self._exchange.request(planned, line, shared)
+                if self._claim.past.careful:
+                    request = replace(request, hedge=False, alone=alone)
+                group.create_task(self._answer(planned, line, request))
             await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
 
     async def _room(self) -> None:
@@ -222,17 +273,28 @@ class _Run:
             with self._stop.ends_waiting():
                 await self._runner.placement.room()
 
-    async def _answer(self, planned: PlannedRequest, line: Line, shared: frozenset[int]) -> None:
+    async def _answer(self, planned: PlannedRequest, line: Line, request: Request) -> None:
         try:
-            answer = await self._ask(self._request(planned, line, shared))
+            answer = await self._ask(request)
         except Closing:
             self._left_open = True
             return
+        except Fenced:
+            raise
         except Exception as error:
             # A fault of ours that one line brings out would do so for ever, and its shard never end.
-            log.exception("a line failed", batch=self._batch_id, line=line.number)
+            log.exception("a line failed", batch=self._claim.batch_id, line=line.number)
             answer = Unanswered("internal_error", f"the dispatcher failed: {type(error).__name__}", Course())
-        result = self._result(line, answer)
+        self._keep(planned, line, answer)
+
+    async def _ask(self, request: Request) -> Answered | Unanswered:
+        if not self._stop.wanted:
+            with self._stop.ends_waiting():
+                return await self._runner.attempts.run(request)
+        return Unanswered(STOPPED, "its job was stopped before it was answered", Course())
+
+    def _keep(self, planned: PlannedRequest, line: Line, answer: Answered | Unanswered) -> None:
+        result = self._exchange.result(line, answer)
         if result.ok and answer.course.worker is not None:
             self._runner.placement.saw_answer(
                 answer.course.worker,
@@ -242,67 +304,3 @@ class _Run:
             )
         late = isinstance(answer, Unanswered) and answer.code == LATE
         self._keeper.add(result, planned.cost_tokens, late=late)
-
-    async def _ask(self, request: Request) -> Answered | Unanswered:
-        if not self._stop.wanted:
-            with self._stop.ends_waiting():
-                return await self._runner.attempts.run(request)
-        return Unanswered(STOPPED, "its job was stopped before it was answered", Course())
-
-    def _request(self, planned: PlannedRequest, line: Line, shared: frozenset[int]) -> Request:
-        need = Need(
-            model=planned.model,
-            prompt_tokens=planned.prompt_tokens,
-            asked_tokens=planned.asked_tokens,
-            cost_tokens=planned.cost_tokens,
-            strategy=line.strategy or self._strategy,
-            prefix_key=f"{planned.prefix_key:016x}" if planned.prefix_key in shared else None,
-        )
-        return Request(
-            id=record_id(self._batch_id, line.number),
-            path=line.url,
-            body=line.body,
-            need=need,
-            urgency=self._urgency,
-            deadline_s=self._deadline_s,
-            late_code=LATE,
-            hedge=self._hedge,
-            custom_id=line.custom_id,
-            batch_id=self._batch_id,
-            batch_lines=self._lines,
-        )
-
-    def _result(self, line: Line, answer: Answered | Unanswered) -> Result:
-        name = record_id(self._batch_id, line.number)
-        detail = _detail(answer.course) if self._detail else None
-        match answer:
-            case Answered(reply):
-                ok = 200 <= reply.status < 300
-                record = result_line(
-                    line.custom_id,
-                    record_id=name,
-                    request_id=name,
-                    status_code=reply.status,
-                    body=reply.body,
-                    detail=detail,
-                )
-                return Result(line.number, ok, read_usage(reply.body) if ok else _NO_USAGE, record)
-            case Unanswered(code, message):
-                record = error_line(line.custom_id, code, message, detail, record_id=name)
-                return Result(line.number, False, _NO_USAGE, record)
-
-
-def _shared_prefixes(planned: Sequence[PlannedRequest]) -> frozenset[int]:
-    """Prefix keys that several neighbours share: only these are worth going to the same worker for."""
-    return frozenset(
-        left.prefix_key for left, right in itertools.pairwise(planned) if left.prefix_key == right.prefix_key
-    )
-
-
-def _detail(course: Course) -> Detail:
-    return Detail(
-        worker=course.worker,
-        attempts=course.attempts,
-        queued_s=round(course.queued_s, 6),
-        latency_s=None if course.latency_s is None else round(course.latency_s, 6),
-    )

@@ -1,4 +1,7 @@
-"""Loads the Lua steps that ship beside this module: one file, one atomic step; ``*.inc.lua`` are shared."""
+"""Loads the Lua steps of a package: one file, one atomic step; ``*.inc.lua`` are shared.
+
+What a step includes stands beside it, or here.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ _INCLUDE = re.compile(r"^-- include (\w+)$", re.MULTILINE)
 def source(name: str, package: str = "workers") -> str:
     """The whole text of a step, with its included parts in place."""
     text = (resources.files(package) / "lua" / f"{name}.lua").read_text(encoding="utf-8")
-    return _INCLUDE.sub(lambda match: _part(match[1]), text)
+    return _INCLUDE.sub(lambda match: _part(match[1], package), text)
 
 
-def _part(name: str) -> str:
-    return (resources.files("workers") / "lua" / f"{name}.inc.lua").read_text(encoding="utf-8")
+def _part(name: str, package: str) -> str:
+    beside = resources.files(package) / "lua" / f"{name}.inc.lua"
+    shared = resources.files("workers") / "lua" / f"{name}.inc.lua"
+    return (beside if beside.is_file() else shared).read_text(encoding="utf-8")
 
 
 class Scripts:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from dispatcher.batches.poison import Past
 from dispatcher.batches.record import BatchRecord, BatchStatus, BatchUsage, RequestCounts
 from workers import keys
 from workers.connection import AsyncRedis, text_fields, translated
@@ -21,11 +22,15 @@ _SHARD_FIELD = re.compile(r"(\w+)=(\S+)")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """The right to answer one shard. A later claim of the same shard fences this one."""
+    """The right to answer one shard. A later claim of the same shard fences this one.
+
+    `past` is what befell the claims before it.
+    """
 
     batch_id: str
     shard: int
     number: int
+    past: Past = field(default_factory=Past)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +111,30 @@ class Ledger:
 
     async def claim(self, batch_id: str, shard: int, owner: str) -> Claim | str:
         """Claim a shard, or the batch's status ('' when it is gone) when it is not in progress."""
-        number, status = await self._scripts.run(
+        number, status, text = await self._scripts.run(
             "claim_shard", [keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id)], [shard, owner]
         )
-        return Claim(batch_id, shard, int(number)) if int(number) else str(status)
+        if not int(number):
+            return str(status)
+        return Claim(batch_id, shard, int(number), Past.read(_fields(str(text))))
+
+    async def hand_back(self, claim: Claim, owner: str) -> bool:
+        """Say that a claim did not die: it ends in an orderly way, or was fenced and lives.
+
+        False: a later claim stands, or the batch is gone.
+        """
+        shards = keys.BATCH_SHARDS.of(claim.batch_id)
+        return bool(await self._scripts.run("hand_back_shard", [shards], [claim.shard, claim.number, owner]))
+
+    async def note_group(self, claim: Claim, owner: str, group: range) -> None:
+        """Note which lines are about to be sent, by position. Raises Fenced when a later claim stands."""
+        stands = await self._scripts.run(
+            "note_group",
+            [keys.BATCH_SHARDS.of(claim.batch_id)],
+            [claim.shard, claim.number, owner, group[0], group[-1]],
+        )
+        if not int(stands):
+            raise _fenced(claim)
 
     async def progress(self, claim: Claim, owner: str, tally: Tally, *, done: bool) -> Standing:
         """Report how far a claimed shard is. Raises Fenced when a later claim stands."""
@@ -129,7 +154,7 @@ class Ledger:
             ],
         )
         if not int(stands):
-            raise Fenced(f"shard {claim.shard} of {claim.batch_id} was claimed anew")
+            raise _fenced(claim)
         return Standing(int(shards_done), int(shards), str(status))
 
     async def reopen(self, batch_id: str, shards: Iterable[int]) -> None:
@@ -172,11 +197,7 @@ class Ledger:
         """Numbers of the shards that are done."""
         with translated():
             shards = text_fields(await self.client.hgetall(keys.BATCH_SHARDS.of(batch_id)))
-        return {
-            int(shard)
-            for shard, text in shards.items()
-            if dict(_SHARD_FIELD.findall(text)).get("state") == "done"
-        }
+        return {int(shard) for shard, text in shards.items() if _fields(text).get("state") == "done"}
 
     async def forget(self, batch_id: str) -> None:
         """Remove everything that is known of a batch."""
@@ -189,6 +210,15 @@ class Ledger:
         with translated():
             seconds, micros = await self.client.time()
         return float(seconds) + float(micros) / 1e6
+
+
+def _fields(text: str) -> dict[str, str]:
+    """The fields of a shard's line of text."""
+    return dict(_SHARD_FIELD.findall(text))
+
+
+def _fenced(claim: Claim) -> Fenced:
+    return Fenced(f"shard {claim.shard} of {claim.batch_id} was claimed anew")
 
 
 def record_of(entry: Entry) -> BatchRecord:

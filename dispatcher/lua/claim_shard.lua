@@ -1,16 +1,30 @@
 -- Claim a shard: the next claim number fences every older holder. A shard that is done stays done.
+-- A claim that still stands as running has died: whoever ends one in an orderly way hands it back first. Its
+-- death counts against a line if that was the whole group that this very claim had noted.
 -- KEYS    batch, shards
 -- ARGV    1: shard; 2: who claims
--- return  [claim, status of the batch]; claim 0 when the batch is not in progress, or not there
--- include common
+-- return  [claim, status of the batch, the shard's text]; claim 0 when the batch is not in progress, or not there
+-- include shard
 
 local status = redis.call('HGET', KEYS[1], 'status') or ''
 if status ~= 'in_progress' then
-  return {0, status}
+  return {0, status, ''}
 end
-local standing = redis.call('HGET', KEYS[2], ARGV[1]) or ''
-local claim = tonumber(string.match(standing, 'claim=(%d+)') or '0') + 1
-local counted = string.match(standing, 'completed=.*$') or 'completed=0 failed=0 prompt=0 completion=0 cost=0'
-local state = string.match(standing, 'state=(%w+)') == 'done' and 'done' or 'running'
-redis.call('HSET', KEYS[2], ARGV[1], string.format('claim=%d state=%s by=%s %s', claim, state, ARGV[2], counted))
-return {claim, status}
+local shard = read_shard(redis.call('HGET', KEYS[2], ARGV[1]))
+if shard.state == 'running' then
+  shard.died = with_claim(shard.died, shard.claim)
+  local first, last, noter = string.match(shard.group or '', '(%d+)-(%d+)@(%d+)')
+  if first and first == last and noter == shard.claim then
+    shard.alone = with_claim(shard.alone, shard.claim)
+  end
+end
+local claim = tonumber(shard.claim or '0') + 1
+shard.claim = string.format('%d', claim)
+shard.state = shard.state == 'done' and 'done' or 'running'
+shard.by = ARGV[2]
+for _, count in ipairs({'completed', 'failed', 'prompt', 'completion', 'cost'}) do
+  shard[count] = shard[count] or '0'
+end
+local text = write_shard(shard)
+redis.call('HSET', KEYS[2], ARGV[1], text)
+return {claim, status, text}

@@ -4,15 +4,15 @@
 -- KEYS    batch, shards
 -- ARGV    1: shard; 2: claim; 3: who; 4: running or done; 5..9: completed, failed, prompt, completion, cost
 -- return  [1 while the claim stands, else 0; shards done; shards of the batch; status]
--- include common
+-- include shard
 
-local standing = redis.call('HGET', KEYS[2], ARGV[1]) or ''
+local shard = read_shard(redis.call('HGET', KEYS[2], ARGV[1]))
 local status = redis.call('HGET', KEYS[1], 'status') or ''
 -- The number alone does not tell: claims are counted from 1 again when Redis has lost its data.
-if string.match(standing, 'claim=(%d+)') ~= ARGV[2] or string.match(standing, ' by=(%S+)') ~= ARGV[3] then
+if shard.claim ~= ARGV[2] or shard.by ~= ARGV[3] then
   return {0, 0, 0, status}
 end
-local was_done = string.match(standing, 'state=(%w+)') == 'done'
+local was_done = shard.state == 'done'
 local function answer()
   return {1, tonumber(redis.call('HGET', KEYS[1], 'shards_done') or '0'),
           tonumber(redis.call('HGET', KEYS[1], 'shards') or '0'), status}
@@ -24,18 +24,21 @@ end
 local names = {'completed', 'failed', 'prompt', 'completion', 'cost'}
 local sums = {completed = 'completed', failed = 'failed', prompt = 'prompt_tokens',
               completion = 'completion_tokens', cost = 'cost_done'}
-local parts = {}
 for i, name in ipairs(names) do
-  local before = tonumber(string.match(standing, ' ' .. name .. '=(%d+)') or '0')
+  local before = tonumber(shard[name] or '0')
   local now = tonumber(ARGV[4 + i])
   if now ~= before then
     redis.call('HINCRBY', KEYS[1], sums[name], string.format('%d', now - before))
   end
-  parts[#parts + 1] = name .. '=' .. string.format('%d', now)
+  shard[name] = string.format('%d', now)
 end
 if ARGV[4] == 'done' and not was_done then
   redis.call('HINCRBY', KEYS[1], 'shards_done', 1)
 end
-redis.call('HSET', KEYS[2], ARGV[1], string.format('claim=%s state=%s by=%s %s',
-           ARGV[2], ARGV[4], ARGV[3], table.concat(parts, ' ')))
+-- The last report of a claim that was handed back may come after that: the claim has not begun to run again.
+if not (shard.state == 'open' and ARGV[4] == 'running') then
+  shard.state = ARGV[4]
+end
+shard.by = ARGV[3]
+redis.call('HSET', KEYS[2], ARGV[1], write_shard(shard))
 return answer()

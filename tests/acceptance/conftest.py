@@ -105,11 +105,13 @@ class Rig:
     def monitor(self, **settings: Any) -> subprocess.Popen[bytes]:
         return self._start("monitor", **settings)
 
-    def dispatcher(self, name: str, **settings: Any) -> subprocess.Popen[bytes]:
-        """A setting that is None is left as it is by default."""
+    def dispatcher(
+        self, name: str, *, module: str = "dispatcher", **settings: Any
+    ) -> subprocess.Popen[bytes]:
+        """A setting that is None is left as it is by default; `module` is what is run."""
         # Without second attempts of running requests, tests can count what engines were sent.
         given = {"name": name, "view_interval_s": 0.05, "part_age_s": 0.1, "hedge": "false"} | settings
-        return self._start("dispatcher", **given)
+        return self._start(module, **given)
 
     def _start(self, module: str, **settings: Any) -> subprocess.Popen[bytes]:
         mine = {"REDIS_URL": self.redis_url, "STORAGE": self.storage.url, **settings}

@@ -78,7 +78,7 @@ def test_every_error_code_of_a_line_stands_there():
     from dispatcher import finaliser, shard
 
     assert set(column("A result line")) == {
-        "invalid_line", *GiveUpCode, shard.LATE, shard.STOPPED, finaliser._CANCELLED,
+        "invalid_line", *GiveUpCode, shard.LATE, shard.STOPPED, shard.POISON, finaliser._CANCELLED,
     }  # fmt: skip
 
 

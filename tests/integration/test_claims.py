@@ -346,6 +346,25 @@ def test_handing_back_charges_no_retry_and_keeps_the_place_at_the_front(make_cla
     assert started(connection).get_job_ids(cleanup=False) == []
 
 
+def test_a_shard_s_job_is_taken_up_again_after_any_number_of_deaths_and_an_inline_request_as_often_as_it_says(
+    make_claims, connection
+):
+    queues.enqueue_shards(connection, "default", "batch_1", [0])
+    inline = queues.enqueue_request(connection, "default", BODY)
+    claims = make_claims()
+    before = {name: fetch(connection, name).retries_left for name in ("batch_1-0", inline)}
+    for _ in range(3):
+        while claims.claim() is not None:
+            pass
+        expire_claims(connection)
+        claims.last_cleaned_at = None
+        claims.maintain()
+    left = {name: fetch(connection, name).retries_left for name in before}
+    assert left == {"batch_1-0": before["batch_1-0"], inline: before[inline] - 3}
+    claims.fail(claims.claim(), RuntimeError("a fault"), retry=True)
+    assert fetch(connection, "batch_1-0").retries_left == before["batch_1-0"] - 1
+
+
 def test_a_job_that_failed_is_retried_as_often_as_it_asks(make_claims, connection):
     plain = Queue("default", connection=connection, serializer=JSONSerializer)
     job = plain.enqueue("dispatcher.jobs.run_request", BODY, retry=Retry(max=1))

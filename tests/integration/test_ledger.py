@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from dispatcher.batches.ledger import Claim, Ledger, Tally
+from dispatcher.batches.poison import Past
 from dispatcher.batches.record import BatchStatus
 from workers import keys
 from workers.errors import Fenced
@@ -104,6 +105,88 @@ async def test_a_report_after_the_end_leaves_the_final_counts_alone(ledger):
     await ledger.progress(claim, "a", Tally(completed=9), done=False)
     entry = await ledger.entry(BATCH)
     assert (entry.completed, entry.failed) == (4, 28)
+
+
+async def died(ledger, shard=0):
+    """What befell the claims before the next one, which lives."""
+    claim = await ledger.claim(BATCH, shard, "next")
+    await ledger.hand_back(claim, "next")
+    return claim.past
+
+
+async def test_a_claim_that_nobody_handed_back_has_died(ledger):
+    for _ in range(2):
+        await ledger.claim(BATCH, 0, "a")
+    assert await died(ledger) == Past(died=2)
+    assert await died(ledger) == Past(died=2)
+    assert await died(ledger, shard=1) == Past()
+
+
+async def test_deaths_survive_reports_and_are_kept_in_words(ledger):
+    await ledger.claim(BATCH, 0, "a")
+    claim = await ledger.claim(BATCH, 0, "b")
+    await ledger.progress(claim, "b", Tally(completed=3, cost=30), done=False)
+    text = await ledger.client.hget(keys.BATCH_SHARDS.of(BATCH), "0")
+    assert text == "claim=2 state=running by=b died=1 completed=3 failed=0 prompt=0 completion=0 cost=30"
+    await ledger.hand_back(claim, "b")
+    await ledger.progress(claim, "b", Tally(completed=4), done=False)  # the last report comes late
+    assert await died(ledger) == Past(died=1)
+
+
+async def test_a_claim_that_was_fenced_and_lives_has_not_died(ledger):
+    slow = await ledger.claim(BATCH, 0, "slow")
+    new = await ledger.claim(BATCH, 0, "new")
+    assert new.past == Past(died=1)
+    for _ in range(2):
+        assert not await ledger.hand_back(slow, "slow")
+    await ledger.note_group(new, "new", range(4, 5))
+    newest = await ledger.claim(BATCH, 0, "newest")
+    assert newest.past == Past(died=1, group=range(4, 5), alone=1)
+    await ledger.hand_back(new, "new")
+    assert await died(ledger) == Past(died=1, group=range(4, 5))  # the newest, which nobody handed back
+
+
+async def test_a_death_counts_against_a_line_only_if_the_same_claim_had_noted_it_alone(ledger):
+    await ledger.note_group(await ledger.claim(BATCH, 0, "a"), "a", range(7, 8))
+    before = await ledger.claim(BATCH, 0, "b")
+    assert before.past == Past(died=1, group=range(7, 8), alone=1)
+    again = await ledger.claim(BATCH, 0, "c")  # died before it noted anything
+    assert again.past == Past(died=2, group=range(7, 8), alone=1)
+    await ledger.note_group(again, "c", range(7, 8))
+    last = await ledger.claim(BATCH, 0, "d")
+    assert last.past == Past(died=3, group=range(7, 8), alone=2)
+    await ledger.note_group(last, "d", range(8, 20))
+    assert await died(ledger) == Past(died=4, group=range(8, 20))
+
+
+async def test_a_fenced_claim_notes_nothing(ledger):
+    old = await ledger.claim(BATCH, 0, "a")
+    await ledger.claim(BATCH, 0, "b")
+    with pytest.raises(Fenced):
+        await ledger.note_group(old, "a", range(3))
+
+
+async def test_only_the_last_deaths_are_kept(ledger):
+    for _ in range(30):
+        await ledger.claim(BATCH, 0, "a")
+    assert (await ledger.claim(BATCH, 0, "b")).past.died == 8
+
+
+async def test_a_shard_that_is_reopened_has_no_claim_that_died(ledger):
+    claim = await ledger.claim(BATCH, 0, "a")
+    await ledger.progress(claim, "a", Tally(completed=10), done=True)
+    assert await died(ledger) == Past()
+    await ledger.reopen(BATCH, [0])
+    assert await died(ledger) == Past()
+
+
+async def test_a_batch_that_is_gone_is_not_brought_back_by_a_hand_back(ledger):
+    claim = await ledger.claim(BATCH, 0, "a")
+    await ledger.forget(BATCH)
+    assert not await ledger.hand_back(claim, "a")
+    with pytest.raises(Fenced):
+        await ledger.note_group(claim, "a", range(3))
+    assert await ledger.client.exists(keys.BATCH_SHARDS.of(BATCH)) == 0
 
 
 async def test_a_batch_moves_only_from_where_it_may(ledger):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import httpx
@@ -273,3 +274,28 @@ async def test_an_attempt_that_fails_for_a_fault_of_ours_still_frees_its_lease()
     with pytest.raises(ZeroDivisionError):
         await make(Network(ZeroDivisionError()), leases).run(request())
     assert leases.held == 0
+
+
+async def test_a_request_that_must_be_alone_is_sent_when_nothing_else_is_and_what_comes_before_is_done():
+    noted, begun, let_go = [], asyncio.Event(), asyncio.Event()
+
+    async def slow_at_first(sent):
+        begun.set()
+        await let_go.wait()
+        return OK
+
+    network, leases = Network(slow_at_first, OK), Leases()
+    attempts = make(network, leases)
+
+    async def note():
+        noted.append((len(network.seen), let_go.is_set()))
+
+    other = asyncio.create_task(attempts.run(request()))
+    await begun.wait()
+    lone = asyncio.create_task(attempts.run(replace(request(), alone=note)))
+    while leases.held < 2:
+        await asyncio.sleep(0)
+    assert noted == []
+    let_go.set()
+    assert all(isinstance(answer, Answered) for answer in await asyncio.gather(other, lone))
+    assert noted == [(1, True)]
