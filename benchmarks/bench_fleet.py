@@ -37,7 +37,8 @@ MODEL = "bench-model"
 MEDIAN = 128.0
 SIGMA = 0.8
 """Of the answers' lognormal lengths, in tokens."""
-_POLL_S = 0.05
+_RQ_WORKERS = "rq:workers"
+_POLL_S = 0.02
 _DEADLINE_S = 600.0
 
 
@@ -142,15 +143,16 @@ class Rig:
             [sys.executable, "-m", module], env=os.environ | settings | env, stdout=log, stderr=log
         )
 
-    async def until_ready(self, count: int) -> None:
-        """Wait until so many workers are ready."""
+    async def until_ready(self, workers: int, dispatchers: int) -> None:
+        """Wait until so many workers are ready and so many dispatchers take jobs."""
         deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             view = await self.store.view()
-            if sum(worker.state is WorkerState.READY for worker in view.workers) >= count:
+            ready = sum(worker.state is WorkerState.READY for worker in view.workers)
+            if ready >= workers and await self.client.scard(_RQ_WORKERS) >= dispatchers:
                 return
             await asyncio.sleep(_POLL_S)
-        raise TimeoutError("the workers do not get ready")
+        raise TimeoutError("the workers or dispatchers do not get ready")
 
     async def run(self, batch: Path) -> Outcome:
         """Submit a file and wait for its end."""
@@ -208,7 +210,7 @@ async def rig(
             made.start("monitor", "monitor", env or {})
             for number in range(dispatchers):
                 made.start(f"dispatcher-{number}", "dispatcher", env or {})
-            await made.until_ready(len(engines))
+            await made.until_ready(len(engines), dispatchers)
             yield made
         finally:
             for process in made.services.values():

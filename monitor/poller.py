@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from monitor.watch import Findings, StateFinding, Watch
+from monitor.watch import Findings, StateFinding, Watch, presses
 from workers.errors import StoreUnavailable
 from workers.fleet import WorkerState, WorkerView
 from workers.load import LoadSource
@@ -56,6 +56,8 @@ class Poller:
         self._watch: Watch | None = None
         self._reborn = False
         self._look = 0
+        self._pressed = False
+        """Whether its leases pressed against its limit when it was last polled."""
         self._failing = False
 
     async def turn(self) -> bool:
@@ -80,6 +82,17 @@ class Poller:
             self._failing = True
         return False
 
+    def should_be_early(self) -> bool:
+        """Whether the next poll should not wait until it is due.
+
+        So it is when work came since the last poll that fills a limit which is still being learned: every
+        moment until it grows, slots may be idle.
+        """
+        view = self._fleet.views.get(self._worker)
+        if view is None or self._watch is None or self._pressed:
+            return False
+        return self._watch.learns and presses(view)
+
     async def _end_drain(self, view: WorkerView) -> None:
         over = view.drain_until is not None and self._clock.now() >= view.drain_until
         if (over or not view.leases) and await self._store.remove(view.id, incarnation=view.incarnation):
@@ -88,6 +101,7 @@ class Poller:
     async def _poll(self, view: WorkerView) -> bool:
         loop = asyncio.get_running_loop()
         watch = self._watching(view)
+        self._pressed = presses(view)
         started = loop.time()
         found = await watch.tick(view, memo=self._has_memo(view))
         source = found.load.source if found.load is not None else LoadSource.NONE

@@ -52,6 +52,8 @@ class MonitorService:
         self.fleet = FleetWatcher(store, settings, self._clock, self._rng)
         self._loads = LoadWriter(store)
         self._pollers: dict[str, asyncio.Task[None]] = {}
+        self._awaken: dict[str, Callable[[], None]] = {}
+        """By worker: has its poller see whether the last look is a reason to poll before it is due."""
 
     async def run(self) -> None:
         """Watch the fleet until cancelled. Outages of Redis or of workers never end it."""
@@ -60,11 +62,14 @@ class MonitorService:
             await self.fleet.run(lambda: self._assign(tasks))
 
     def _assign(self, tasks: asyncio.TaskGroup) -> None:
-        """One poller for every worker of ours, and no other."""
+        """One poller for every worker of ours, and no other; each sees what was just looked at."""
         for worker in self._pollers.keys() - self.fleet.mine:
             self._pollers.pop(worker).cancel()
+            self._awaken.pop(worker, None)
         for worker in self.fleet.mine - self._pollers.keys():
             self._pollers[worker] = tasks.create_task(self._poll_on(worker), name=f"poll {worker}")
+        for awaken in self._awaken.values():
+            awaken()
 
     async def _poll_on(self, worker: str) -> None:
         loop = asyncio.get_running_loop()
@@ -79,13 +84,21 @@ class MonitorService:
             environ=self._environ,
             on_poll=self._on_poll,
         )
+        early = asyncio.Event()
+        self._awaken[worker] = lambda: early.set() if poller.should_be_early() else None
         # Spread the fleet over the interval instead of asking everybody at once.
         await asyncio.sleep(self._rng.uniform(0, min(0.2, self._settings.poll_interval_s / 4)))
         due = loop.time()
         while True:
             fast = await poller.turn()
+            early.clear()
             heed_cancellation()
             # Counted from when the poll was due, not from when it began: being woken late must not add up.
             due += self._settings.fast_interval_s if fast else self._settings.poll_interval_s
             due = max(due, loop.time())
-            await asyncio.sleep(due - loop.time())
+            try:
+                async with asyncio.timeout_at(due):
+                    await early.wait()
+                due = loop.time()
+            except TimeoutError:
+                pass

@@ -136,6 +136,11 @@ class Watch:
         """The limit decided on version ``seen`` stands; views of that version are out of date."""
         self._limit_written_on = seen
 
+    @property
+    def learns(self) -> bool:
+        """Whether the limit is still being learned, so that the next sample matters soon."""
+        return self._limiter.hurries
+
     async def tick(self, view: WorkerView, *, memo: bool) -> Findings:
         """One poll within one budget. ``view`` is older than the tick; ``memo``: one stands for this life."""
         deadline = asyncio.get_running_loop().time() + self._settings.poll_budget_s
@@ -235,7 +240,7 @@ class Watch:
 
     def _conclude(self, view: WorkerView, load: Load, found: Findings) -> Findings:
         """What a fresh load leads to: rates, limit, stall."""
-        pressed = view.leases >= PRESS * view.limit
+        pressed = presses(view)
         loaded = pressed or bool(load.waiting) or memory_full(load.kv_usage_max, self._policy)
         rates = self._meter.add(load, loaded=loaded)
         limit = self._limit(view, load)
@@ -253,7 +258,7 @@ class Watch:
             stalled=self._stalled(view, load),
             # Gauges cost more than /v1/loads: they are read so often only where that helps. The leases that a
             # new limit allows are not in the next view yet, which is no reason to stop looking.
-            fast=(pressed or self._eager > 0) and (load.source is LoadSource.NATIVE or self._limiter.hurries),
+            fast=(pressed or self._eager > 0) and (load.source is LoadSource.NATIVE or self.learns),
         )
 
     def _limit(self, view: WorkerView, load: Load) -> LimitDecision | None:
@@ -277,6 +282,11 @@ class Watch:
         if reading.used is not None and reading.used != self._used:
             self._used = reading.used
             log.info("metrics found", worker=view.id, names=sorted(reading.used.values()))
+
+
+def presses(view: WorkerView) -> bool:
+    """Whether leases press against the limit: a larger one would be used."""
+    return view.leases >= PRESS * view.limit
 
 
 def _absence(reading: Reading) -> str | None:

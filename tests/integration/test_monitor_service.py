@@ -247,6 +247,17 @@ async def test_leases_that_press_raise_the_limit_and_say_why(store: FleetStore) 
     assert only(view).limit_since > 0
 
 
+async def test_work_that_fills_a_limit_still_being_learned_is_a_reason_to_poll_at_once(
+    store: FleetStore,
+) -> None:
+    await register(store, "a")
+    hosts = Hosts(a=vllm_engine(running=16))
+    async with running(store, hosts, poll_interval_s=600.0):  # nothing is due while the test runs
+        await seen(store, lambda view: only(view).limit_reason == "start: configured 4" and all_read(view))
+        await take_leases(store, 4)
+        await seen(store, lambda view: only(view).limit > 4)
+
+
 async def test_a_drained_worker_goes_when_its_leases_are_gone(store: FleetStore, valkey: AsyncRedis) -> None:
     await register(store, "a")
     hosts = Hosts(a=vllm_engine())
