@@ -75,7 +75,9 @@ class Placement:
         self._known_speeds: dict[str, float] = {}
         self._recall = Recall()
         self._workers: dict[str, WorkerView] = {}
-        self._viewed_at = -float("inf")
+        self._viewed_at = clock()
+        self._outdated = True
+        """What was seen of the fleet is to be looked at anew, however young it is."""
         self._wake = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
@@ -125,7 +127,7 @@ class Placement:
         """Learn how fast a worker writes: an answer of so many tokens, of those allowed, took so long."""
         self.hedging.wrote(tokens or 0)
         if self._speeds.saw(worker_id, tokens, seconds, allowed=allowed):
-            self._viewed_at = -float("inf")  # it need not be scouted any more
+            self._outdated = True  # it need not be scouted any more
             self._wake.set()
 
     def note_left(self, *, nothing: bool) -> None:
@@ -214,7 +216,7 @@ class Placement:
     async def _pass(self) -> None:
         await self._settle()
         every_s = self._look_every_s
-        if every_s is not None and self._clock() - self._viewed_at >= every_s:
+        if every_s is not None and (self._outdated or self._clock() - self._viewed_at >= every_s):
             await self._look()
             self._call_off_the_lost()
         asks = self._assignment.assign(
@@ -238,7 +240,7 @@ class Placement:
 
     async def _look(self) -> None:
         view = await self._store.view()
-        self._viewed_at = self._clock()
+        self._viewed_at, self._outdated = self._clock(), False
         self._workers = {worker.id: worker for worker in view.workers}
         speeds = {worker.id: self._speeds.of(worker) for worker in view.workers}
         self._known_speeds = {name: speed for name, speed in speeds.items() if speed is not None}

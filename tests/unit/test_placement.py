@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import functools
 import random
 from dataclasses import replace
@@ -135,6 +136,21 @@ async def test_a_lease_names_its_worker_and_is_given_back_once():
         await until(lambda: store.settled)
     assert [(end.lease, end.verdict) for end in store.settled] == [(held.lease, Verdict.SUCCESS)]
     assert (placement.in_flight, store.leases) == (0, {})
+
+
+async def test_a_lease_has_its_time_though_a_worker_became_known_while_it_was_taken(monkeypatch):
+    store = Store()
+    placement = make(store)
+    acquire = store.acquire
+
+    async def answered_meanwhile(asks):
+        placement.saw_answer(A, 10, 1.0, None)
+        return await acquire(asks)
+
+    monkeypatch.setattr(store, "acquire", answered_meanwhile)
+    async with passes(placement):
+        held = await placement.lease(need(), 1)
+    assert math.isfinite(held.granted_s)
 
 
 async def test_who_finds_no_room_waits_for_it():
