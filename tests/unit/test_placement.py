@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import functools
+import math
 import random
 from dataclasses import replace
 
@@ -144,7 +144,7 @@ async def test_a_lease_has_its_time_though_a_worker_became_known_while_it_was_ta
     acquire = store.acquire
 
     async def answered_meanwhile(asks):
-        placement.saw_answer(A, 10, 1.0, None)
+        placement.saw_answer(B, 10, 1.0, None)
         return await acquire(asks)
 
     monkeypatch.setattr(store, "acquire", answered_meanwhile)
