@@ -59,8 +59,9 @@ class PlainJob(Job):
 class _Executions(ExecutionRegistry):
     """The executions of a job, those of dead dispatchers among them.
 
-    RQ names an execution for a minute longer than it keeps its record. Its own registry raises for one whose
-    record is gone, and every job that a dead dispatcher held could then be neither finished nor deleted.
+    RQ names an execution for a minute longer than it keeps its record, and a heartbeat that comes late makes
+    a new record of its own stamp alone. RQ's own registry raises for one whose record is gone or says too
+    little, and every job that a dead dispatcher held could then be neither finished nor deleted.
     """
 
     def get_executions(self, start: int = 0, end: int = -1) -> list[Execution]:
@@ -69,5 +70,5 @@ class _Executions(ExecutionRegistry):
     def _execution(self, execution_id: str) -> Execution:
         try:
             return Execution.fetch(id=execution_id, job_id=self.job_id, connection=self.connection)
-        except ValueError:
+        except (ValueError, KeyError):
             return Execution(id=execution_id, job_id=self.job_id, connection=self.connection)

@@ -177,7 +177,16 @@ class RunningJobs:
     # -- one job --------------------------------------------------------------------------------------------
 
     async def _run_job(self, running: _Running) -> None:
+        """One job's fault must not end the service: if its end cannot be told, our claim on it runs out."""
         running.begun = True
+        try:
+            await self._run_to_its_end(running)
+        except Exception:
+            log.exception("a job's end could not be told", job=running.claimed.id)
+        finally:
+            del self._running[running.claimed.execution.id]
+
+    async def _run_to_its_end(self, running: _Running) -> None:
         try:
             if running.interruption is None:
                 await self._do(running)
@@ -198,8 +207,6 @@ class RunningJobs:
             log.exception("a job failed", job=running.claimed.id)
             await self._did_not_die(running)
             await self._tell(running, self._claims.fail, error, retry=True)
-        finally:
-            del self._running[running.claimed.execution.id]
 
     async def _do(self, running: _Running) -> None:
         claimed = running.claimed

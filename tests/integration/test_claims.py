@@ -206,7 +206,8 @@ def test_callbacks_and_webhooks_of_a_job_are_never_called(make_claims, connectio
     assert sent == []
 
 
-def test_a_job_whose_first_dispatcher_died_a_while_ago_can_be_finished(make_claims, connection):
+@pytest.mark.parametrize("beat", [None, {"last_heartbeat": 1.0}], ids=["no record", "a late heartbeat's"])
+def test_a_job_whose_first_dispatcher_died_a_while_ago_can_be_finished(make_claims, connection, beat):
     queues.enqueue_shards(connection, "default", "batch_1", [0])
     make_claims("dead").claim()
     expire_claims(connection)
@@ -214,7 +215,10 @@ def test_a_job_whose_first_dispatcher_died_a_while_ago_can_be_finished(make_clai
     heir.maintain()
     claimed = heir.claim()
     [dead] = set(connection.zrange(f"rq:executions:{claimed.id}", 0, -1)) - {claimed.execution.id.encode()}
-    connection.delete(f"rq:execution:{claimed.id}:{dead.decode()}")  # as time does, a minute before the name
+    record = f"rq:execution:{claimed.id}:{dead.decode()}"
+    connection.delete(record)  # as time does, a minute before the name
+    if beat:  # the first dispatcher was only slow
+        connection.hset(record, mapping=beat)
     heir.finish(claimed)
     assert connection.keys(f"rq:*{claimed.id}*") == []
     assert started(connection).get_job_ids(cleanup=False) == []
