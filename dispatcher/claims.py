@@ -262,8 +262,12 @@ class JobClaims(BaseWorker):
             pipeline.execute()
         self._now_idle()
 
-    def discard(self, claimed: Claimed) -> None:
-        """End a job that has become pointless; when Redis was emptied, what bears its name by now stays."""
+    def acknowledge(self, claimed: Claimed) -> None:
+        """End a job that needs no result, if it is still ours.
+
+        Where our claim has run out, or Redis has lost it, what bears the name by now is somebody else's,
+        or waits to be taken up again: it stays.
+        """
         with translated():
             held = claimed.execution.composite_key
             ours = self.connection.zscore(claimed.job.started_job_registry.key, held) is not None

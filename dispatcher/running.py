@@ -245,7 +245,8 @@ class RunningJobs:
             await self._pause(PAUSE_S[0])
             await self._tell(running, self._claims.hand_back)
         else:
-            await self._tell(running, self._claims.finish)
+            await self._tell(running, self._claims.acknowledge)
+            await self._queue_finaliser(running)  # nothing happens, unless Redis has lost the batch's end
 
     async def _still_kept(self, queue: str, batch_id: str) -> bool:
         """Whether somebody still runs a shard of a cancelled batch: it stops soon, keeping what it has."""
@@ -283,16 +284,30 @@ class RunningJobs:
                 await self._tell(running, self._claims.drop)
             case ShardEnd.BATCH_DONE:
                 await self._queue_finaliser(running)
-                await self._acknowledge(running)
+                await self._acknowledge_done(running)
             case ShardEnd.NOT_WANTED:
                 await self._queue_finaliser(running)
-                await self._acknowledge(running, self._claims.discard)
-            case ShardEnd.DONE:
                 await self._acknowledge(running)
+            case ShardEnd.DONE:
+                await self._acknowledge_done(running)
 
-    async def _acknowledge(self, running: _Running, how: Callable[..., None] | None = None) -> None:
-        ordinary = how or self._claims.finish
-        await self._tell(running, self._claims.stop if running.stop.wanted else ordinary)
+    async def _acknowledge(self, running: _Running) -> None:
+        await self._tell(running, self._claims.stop if running.stop.wanted else self._claims.acknowledge)
+
+    async def _acknowledge_done(self, running: _Running) -> None:
+        """Acknowledge a shard that was reported done, and queue it again if Redis has lost that report.
+
+        A failover between the two may lose the one and keep the other, and nobody else would ever notice.
+        """
+        await self._acknowledge(running)
+        batch_id, shard = str(running.batch_id), int(_arguments(running.claimed)["shard"])
+        lost = await self._bookkeeping.until_redis_answers(
+            lambda: self._ledger.left_open(batch_id, shard), ever=True
+        )
+        if lost:
+            log.warning("redis lost the end of a shard", batch=batch_id, shard=shard)
+            queue = running.claimed.queue.name
+            await self._bookkeeping.surely(queues.enqueue_shards, self._rq_redis, queue, batch_id, [shard])
 
     async def _queue_finaliser(self, running: _Running) -> None:
         batch_id = str(running.batch_id)

@@ -157,6 +157,16 @@ class Ledger:
             raise _fenced(claim)
         return Standing(int(shards_done), int(shards), str(status))
 
+    async def left_open(self, batch_id: str, shard: int) -> bool:
+        """Whether a shard of a batch in progress is not done."""
+        with translated():
+            async with self.client.pipeline(transaction=False) as pipeline:
+                pipeline.hget(keys.BATCH.of(batch_id), "status")
+                pipeline.hget(keys.BATCH_SHARDS.of(batch_id), str(shard))
+                status, standing = await pipeline.execute()
+        fields = dict(_SHARD_FIELD.findall(standing or ""))
+        return status == BatchStatus.IN_PROGRESS and fields.get("state") != "done"
+
     async def reopen(self, batch_id: str, shards: Iterable[int]) -> None:
         """Take back that these shards are done; a batch that was being finalised is in progress again."""
         await self._scripts.run(

@@ -134,23 +134,37 @@ def test_a_dispatcher_that_redis_knows_is_not_registered_twice(make_claims, serv
     assert server.hget(claims.key, "hostname") == b"as it was"
 
 
-def test_the_end_of_a_job_of_a_lost_batch_leaves_the_resumed_job_of_its_name_alone(make_claims, server):
+def test_the_end_of_a_claim_that_redis_lost_leaves_the_job_of_its_name_alone(make_claims, server):
     queues.enqueue_shards(server, "default", "batch_1", [0])
     claims = make_claims()
     held = claims.claim()
     server.flushall()
     queues.enqueue_shards(server, "default", "batch_1", [0])
-    claims.discard(held)
+    claims.acknowledge(held)
     assert Job.fetch("batch_1-0", connection=server, serializer=JSONSerializer).get_status() == "queued"
     assert make_claims("d2").claim().id == "batch_1-0"
 
 
-def test_a_pointless_job_that_is_still_ours_goes(make_claims, server):
+def test_an_acknowledged_job_that_is_still_ours_goes(make_claims, server):
     queues.enqueue_shards(server, "default", "batch_1", [0])
     claims = make_claims()
-    claims.discard(claims.claim())
+    claims.acknowledge(claims.claim())
     assert not Job.exists("batch_1-0", connection=server)
     assert waiting(server) == []
+
+
+async def test_a_shard_whose_report_redis_lost_is_left_open_and_one_that_is_done_is_not(valkey):
+    ledger = Ledger(valkey)
+    fields = {"status": "in_progress", "shards": "2", "shards_done": "0"}
+    await ledger.open("batch_1", 1.0, fields)
+    claim = await ledger.claim("batch_1", 0, "d1")
+    assert await ledger.left_open("batch_1", 0)
+    await ledger.progress(claim, "d1", Tally(), done=True)
+    assert not await ledger.left_open("batch_1", 0)
+    assert await ledger.left_open("batch_1", 1)
+    await ledger.move("batch_1", "cancelling", among=["in_progress"])
+    assert not await ledger.left_open("batch_1", 1)
+    assert not await ledger.left_open("batch_2", 0)
 
 
 # -- claims and parts ----------------------------------------------------------------------------------------
