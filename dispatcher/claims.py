@@ -183,7 +183,7 @@ class JobClaims(BaseWorker):
         with self.connection.pipeline() as pipeline:
             pipeline.hset(self.key, mapping=self.serialize())
             register(self, pipeline)
-            self.set_state(WorkerStatus.BUSY if self.executions else WorkerStatus.IDLE, pipeline=pipeline)
+            self.set_state(WorkerStatus.BUSY if self.executions else self._at_rest, pipeline=pipeline)
             pipeline.expire(self.key, CLAIM_TTL_S)
             pipeline.execute()
         log.warning("Redis had forgotten this dispatcher", name=self.name)
