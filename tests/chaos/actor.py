@@ -18,7 +18,7 @@ import httpx
 
 from forebay.simulator.faults import AnswerFault, BaseFault, CutBodyFault, HangFault, ResetFault
 from tests.chaos.installation import Installation
-from tests.chaos.places import EnginePlace, Place, ended, status_of
+from tests.chaos.places import EnginePlace, Place, ended, ended_badly
 from tests.chaos.schedule import Fault, Kind, Role
 from tests.expired import let_claims_run_out
 from workers.connection import translated
@@ -136,8 +136,8 @@ class Actor:
         place.start()
         if not await ended(old, _DRAIN_S):
             self.complaints.append(f"{old.name} does not end at SIGTERM")
-        elif (status := status_of(old)) != 0:
-            self.complaints.append(f"{old.name} ended with status {status} at SIGTERM")
+        elif complaint := ended_badly(old):
+            self.complaints.append(complaint)
         return old.name
 
     async def _to_engine(self, place: EnginePlace, fault: Fault, client: httpx.AsyncClient) -> str:

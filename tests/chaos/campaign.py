@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import io
 import time
 from collections.abc import Awaitable, Callable
@@ -18,18 +17,20 @@ from random import Random
 from typing import TypeVar
 
 from dispatcher.batches.ledger import Entry, record_of
-from dispatcher.batches.parts import durable_results
 from dispatcher.batches.record import BatchStatus
-from dispatcher.batches.storage import ERRORS, OUTPUT, PARTS
 from forebay.submission import Options, prepare, publish
 from tests.chaos.actor import Actor, Happened
 from tests.chaos.aftermath import leftovers
 from tests.chaos.check import Ended, Findings, check
+from tests.chaos.folder import Folder, durable_bytes
 from tests.chaos.installation import Installation, Settings
 from tests.chaos.places import Place, ended, status_of
 from tests.chaos.report import Report, Story, Summary
 from tests.chaos.schedule import Scale, schedule
+from tests.chaos.takeovers import Takeovers
 from tests.chaos.workload import Given, input_file, lines
+from workers import keys
+from workers.connection import text_fields, translated
 from workers.errors import StoreUnavailable
 from workers.fleet import WorkerState
 
@@ -66,9 +67,11 @@ class _Live:
     begun_s: float
     client: Place
     """Somebody who waits for it at the command line."""
+    takeovers: Takeovers = field(default_factory=lambda: Takeovers(time.time()))
     cancel_asked: bool = False
     resumed: int = 0
-    files: dict[str, str] = field(default_factory=dict)
+    digest: str = ""
+    repeated: int = 0
 
 
 class Campaign:
@@ -124,15 +127,16 @@ class Campaign:
             waiting=lambda: [live.client for live in self._live],
             hasten=wishes.hasten,
         )
-        watching = asyncio.create_task(self._watch())
+        watching = [asyncio.create_task(self._watch_storage()), asyncio.create_task(self._watch_claims())]
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(actor.play(faults, self._happened))
                 for _ in range(wishes.abreast):
                     group.create_task(self._batches(Random(self._rng.random())))
         finally:
-            watching.cancel()
-            await asyncio.wait([watching])
+            for task in watching:
+                task.cancel()
+            await asyncio.wait(watching)
         self.summary.complaints += actor.complaints
 
     def _happened(self, happened: Happened) -> None:
@@ -141,19 +145,26 @@ class Campaign:
 
     # -- watching -------------------------------------------------------------------------------------------
 
-    async def _watch(self) -> None:
+    async def _watch_claims(self) -> None:
+        client = self._installation.desk.client
+        while True:
+            for live in list(self._live):
+                with contextlib.suppress(StoreUnavailable), translated():
+                    # The moment before the answer: what is not in it yet began after it.
+                    now_s = time.time()
+                    live.takeovers.look(
+                        text_fields(await client.hgetall(keys.BATCH_SHARDS.of(live.id))), now_s
+                    )
+            await asyncio.sleep(_LOOK_S)
+
+    async def _watch_storage(self) -> None:
         while True:
             self._installation.redis.remember_size()
-            durable = await asyncio.to_thread(self._durable)
+            durable = await asyncio.to_thread(durable_bytes, self._installation.storage_folder)
             if durable > self._durable_bytes:
                 self.summary.progress_s.append(self._clock())
                 self._durable_bytes = durable
             await asyncio.sleep(_LOOK_S)
-
-    def _durable(self) -> int:
-        """Bytes of all results that were ever durable."""
-        parts = self._installation.storage_folder.glob(f"batches/*/{PARTS}/*/*.jsonl")
-        return sum(part.stat().st_size for part in parts)
 
     # -- batches --------------------------------------------------------------------------------------------
 
@@ -225,7 +236,7 @@ class Campaign:
             status=entry.status,
             cancel_asked=live.cancel_asked,
             resumed=live.resumed,
-            repeated=await asyncio.to_thread(self._repeated, live.id),
+            repeated=live.repeated,
             findings=findings,
         )
         self._done.append(live)
@@ -234,21 +245,17 @@ class Campaign:
 
     def _check(self, live: _Live, entry: Entry) -> Findings:
         record = record_of(entry).model_dump(mode="json")
-        output, errors = self._read(live.id, OUTPUT), self._read(live.id, ERRORS)
-        live.files = {OUTPUT: _digest(output), ERRORS: _digest(errors)}
-        return check(Ended(live.given, record, output, errors, live.cancel_asked))
+        folder = self._folder_of(live)
+        live.digest = folder.digest()
+        findings = check(Ended(live.given, record, folder.output, folder.errors, live.cancel_asked))
+        parts = folder.parts()
+        findings.wrong.extend(live.takeovers.needless(parts))
+        answers = [line for part in parts for line in part.lines]
+        live.repeated = len(answers) - len(set(answers))
+        return findings
 
-    def _read(self, batch_id: str, name: str) -> bytes | None:
-        path = self._installation.storage_folder / "batches" / batch_id / name
-        return path.read_bytes() if path.exists() else None
-
-    def _repeated(self, batch_id: str) -> int:
-        files = self._installation.desk.storage.files(batch_id)
-        entries = 0
-        for part in files.walk(PARTS):
-            with files.open(part.path) as stored:
-                entries += sum(1 for _ in stored)
-        return entries - sum(1 for _ in durable_results(files))
+    def _folder_of(self, live: _Live) -> Folder:
+        return Folder(self._installation.storage_folder, live.id)
 
     async def _after_client(self, client: Place, entry: Entry) -> list[str]:
         """Whoever waited at the command line came back with the right word."""
@@ -277,13 +284,8 @@ class Campaign:
             entry = await desk.ledger.entry(live.id)
             if entry is None or not BatchStatus(entry.status).final:
                 self.summary.complaints.append(f"{live.id} had ended, and is {entry and entry.status}")
-            now = {name: _digest(self._read(live.id, name)) for name in (OUTPUT, ERRORS)}
-            if now != live.files:
+            if self._folder_of(live).digest() != live.digest:
                 self.summary.complaints.append(f"{live.id} had ended, and its files changed")
-
-
-def _digest(data: bytes | None) -> str:
-    return "" if data is None else hashlib.sha256(data).hexdigest()
 
 
 async def _surely(ask: Callable[[], Awaitable[T]]) -> T:

@@ -18,7 +18,7 @@ from typing import Self
 from forebay.desk import Desk
 from forebay.settings import FrontSettings
 from forebay.simulator.settings import EngineSettings
-from tests.chaos.places import EnginePlace, Place, RedisPlace, ended, status_of
+from tests.chaos.places import EnginePlace, Place, RedisPlace, ended, ended_badly
 from tests.chaos.schedule import Numbers
 from tests.chaos.workload import LONGEST, MODEL, SEED
 from workers.spec import WorkerSpec
@@ -129,8 +129,8 @@ class Installation:
         for child in children:
             if not await ended(child, _END_S):
                 complaints.append(f"{child.name} does not end at SIGTERM")
-            elif (status := status_of(child)) != 0:
-                complaints.append(f"{child.name} ended with status {status}")
+            elif complaint := ended_badly(child):
+                complaints.append(complaint)
         return complaints
 
 

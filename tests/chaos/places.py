@@ -96,6 +96,15 @@ def status_of(child: Child) -> int:
     raise AssertionError(f"{child.name} still runs")
 
 
+def ended_badly(child: Child) -> str | None:
+    """Why the end of a service that was asked for with SIGTERM was not as it must be; None: it was."""
+    status, said = status_of(child), child.log.read_text(errors="replace")
+    begun = "dispatcher is ready" in said or "monitor starts" in said
+    if status == 0 or (status == -signal.SIGTERM and not begun):  # it was still being imported
+        return None
+    return f"{child.name} ended with status {status} at SIGTERM"
+
+
 class EnginePlace(Place):
     """A simulated engine: every life has the address of the first."""
 

@@ -95,6 +95,8 @@ class Scale:
     """How long Redis is away."""
     redis_rest_s: float
     """Quiet for Redis after that."""
+    cancel_rest_s: float
+    """From one cancelled batch to the next, so that some are left to end."""
     settle_s: float
     """What a new process is given before the next fault may befall it."""
 
@@ -106,6 +108,7 @@ LONG = Scale(
     stop_s=(2.0, 30.0),
     redis_s=(0.2, 12.0),
     redis_rest_s=25.0,
+    cancel_rest_s=120.0,
     settle_s=3.0,
 )
 SHORT = Scale(
@@ -115,6 +118,7 @@ SHORT = Scale(
     stop_s=(0.5, 3.0),
     redis_s=(0.1, 1.0),
     redis_rest_s=2.0,
+    cancel_rest_s=5.0,
     settle_s=1.5,
 )
 
@@ -199,4 +203,5 @@ def _lost(kind: Kind, rng: Random) -> float:
 
 
 def _rest_s(kind: Kind, scale: Scale) -> float:
-    return scale.redis_rest_s if kind.role is Role.REDIS else scale.settle_s
+    named = {Role.REDIS: scale.redis_rest_s, Role.BATCH: scale.cancel_rest_s}
+    return named.get(kind.role, scale.settle_s)

@@ -28,12 +28,12 @@ def test_at_every_moment_somebody_of_each_role_is_left_alone(seed, scale, number
 
 
 @given(SEEDS, SCALES)
-def test_nobody_suffers_two_faults_at_once_and_redis_rests_between_two(seed, scale):
+def test_nobody_suffers_two_faults_at_once_and_each_rests_between_two(seed, scale):
     by_target = {}
     for fault in schedule(Random(seed), scale, NUMBERS, 120.0):
         by_target.setdefault((fault.kind.role, fault.whom), []).append(fault)
     for (role, _), faults in by_target.items():
-        rest_s = scale.redis_rest_s if role is Role.REDIS else scale.settle_s
+        rest_s = {Role.REDIS: scale.redis_rest_s, Role.BATCH: scale.cancel_rest_s}.get(role, scale.settle_s)
         assert all(after.at_s - before.end_s >= rest_s for before, after in pairwise(faults))
 
 
@@ -55,7 +55,7 @@ def test_ten_minutes_hold_every_kind_of_fault_and_hundreds_of_them(seed):
     kinds = Counter(fault.kind for fault in schedule(Random(seed), LONG, NUMBERS, 600.0))
     assert kinds.keys() == set(Kind)
     assert kinds.total() > 150
-    assert min(kinds.values()) >= 4
+    assert min(kinds.values()) >= 3
 
 
 @pytest.mark.parametrize("seed", range(5))
