@@ -161,10 +161,8 @@ class Attempts:
         started_s = self._clock()
         while True:
             asked_s = self._clock()
-            try:
-                async with asyncio.timeout(request.deadline_s - asked_s):
-                    held = await self._placement.lease(need, request.urgency)
-            except TimeoutError:
+            held = await self._lease(request, need, asked_s)
+            if held is None:
                 return Unanswered(request.late_code, "no worker took it before its time was over", course)
             granted_s = self._clock()
             course = replace(
@@ -203,6 +201,21 @@ class Attempts:
                     await asyncio.sleep(max(0.0, step.not_before_s - self._clock()))
                 case _:
                     assert_never(step)
+
+    async def _lease(self, request: Request, need: Need, asked_s: float) -> Held | None:
+        """A lease with time left to use it; None: there is none."""
+        remaining_s = request.deadline_s - asked_s
+        if remaining_s <= 0:
+            return None
+        try:
+            async with asyncio.timeout(remaining_s):
+                held = await self._placement.lease(need, request.urgency)
+        except TimeoutError:
+            return None
+        if self._clock() < request.deadline_s:
+            return held
+        self._end(held, CANCELLED)
+        return None
 
     async def _race(
         self, request: Request, held: Held, history: History, turn: Turn

@@ -12,6 +12,7 @@ import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NoReturn, cast
 
 import structlog
@@ -22,6 +23,7 @@ from rq.executions import Execution
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended
+from rq.utils import utcformat
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import register
 
@@ -58,6 +60,8 @@ class Claimed:
     function: str
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    waited_s: float = 0.0
+    """How long it has been queued, by the clocks of who queued it and of this machine."""
 
     @property
     def id(self) -> str:
@@ -251,7 +255,10 @@ class JobClaims(BaseWorker):
         """Put a job back at the front of its queue, charging it no retry."""
         with translated(), self.connection.pipeline() as pipeline:
             self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
+            queued_at = claimed.job.enqueued_at
             claimed.queue._enqueue_job(claimed.job, pipeline=pipeline, at_front=True)  # noqa: SLF001 - RQ's retry does the same, but charges it
+            if queued_at is not None:  # its time goes on
+                pipeline.hset(claimed.job.key, "enqueued_at", utcformat(queued_at))
             pipeline.execute()
         self._now_idle()
 
@@ -309,7 +316,7 @@ class JobClaims(BaseWorker):
         self.prepare_job_execution(job, remove_from_intermediate_queue=True)
         if job.origin != queue.name:  # then RQ looked for it where it says it is from
             queue.intermediate_queue.remove(job.id)
-        claimed = Claimed(job, queue, execution, function, args, kwargs)
+        claimed = Claimed(job, queue, execution, function, args, kwargs, _waited_s(job))
         if refusal is None:
             return claimed
         self.fail(claimed, NotOurJobError(refusal), retry=False)
@@ -361,3 +368,9 @@ class JobClaims(BaseWorker):
 
     def execute_job(self, job: Job, queue: Queue) -> NoReturn:
         raise AssertionError("a dispatcher runs jobs on its own loop, not in RQ's")
+
+
+def _waited_s(job: Job) -> float:
+    if job.enqueued_at is None:
+        return 0.0
+    return max(0.0, (datetime.now(UTC) - job.enqueued_at).total_seconds())

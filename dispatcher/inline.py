@@ -1,13 +1,11 @@
 """One inline request: a job that carries its own body and whose RQ result is the answer.
 
-`read_request` says what may be sent: whoever queues a request asks it first, and the dispatcher once more,
-since anybody may have written what comes from a queue.
+What such a request may be stands in `inline_request`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 from collections.abc import Callable
@@ -17,42 +15,14 @@ import msgspec
 
 from dispatcher.attempts import Answered, Attempts, Request
 from dispatcher.batches.nesting import nested_too_deep
-from dispatcher.batches.parse import BadLine, Line, parse_line
+from dispatcher.claims import Claimed
+from dispatcher.inline_request import InlineRequestError, read_request
 from dispatcher.placement import Placement
 from dispatcher.scheduler.question import Need
-from workers.errors import ForebayError
 
-LONGEST_REQUEST = 16 * 1024**2
-"""Bytes of a request, as of a line of a file."""
 _MOST_SECONDS = 366 * 86_400.0
 _DEFAULT_COMPLETION = 256
 """Tokens that an answer without a ceiling is expected to have."""
-
-
-class InlineRequestError(ForebayError):
-    """The request cannot be sent as it stands, or got no answer; the message says why."""
-
-
-def read_request(body: Any, url: Any) -> Line:
-    """Hold a request to the rules of a line of a file. Raises InlineRequestError, which says why not."""
-    try:
-        # The standard library refuses NaN and Infinity; msgspec would make null of them, another request.
-        written = json.dumps(
-            {"custom_id": "inline", "method": "POST", "url": url, "body": body},
-            allow_nan=False,
-            ensure_ascii=False,
-            separators=(",", ":"),
-        ).encode()
-    except (ValueError, TypeError) as error:
-        raise InlineRequestError(f"the request cannot be sent as JSON: {error}") from error
-    except RecursionError as error:
-        raise InlineRequestError("the request is nested too deep") from error
-    if len(written) > LONGEST_REQUEST:
-        raise InlineRequestError(f"the request is longer than {LONGEST_REQUEST} bytes")
-    line = parse_line(1, written)
-    if isinstance(line, Line):
-        return line
-    raise InlineRequestError(line.message if isinstance(line, BadLine) else "the request is empty")
 
 
 class InlineRunner:
@@ -73,9 +43,8 @@ class InlineRunner:
 
     async def run(
         self,
-        job_id: str,
+        job: Claimed,
         urgency: int,
-        job_timeout_s: float | None,
         body: Any,
         *,
         url: str = "/v1/chat/completions",
@@ -83,11 +52,12 @@ class InlineRunner:
     ) -> dict[str, Any]:
         """The answer as `{"status_code", "body", "forebay"}`. Raises InlineRequestError, Closing.
 
-        It may take `timeout_s`, and no longer than `job_timeout_s`; None of both: what is usual.
+        It may take `timeout_s` from when it was queued, and the job's own time-out from now; None of both:
+        what is usual, from now.
         """
-        time_s = _checked(timeout_s, job_timeout_s or self._deadline_s)
-        time_s = min(time_s, job_timeout_s or time_s)
-        answer = await self._attempts.run(self._request(job_id, urgency, body, url, time_s))
+        answer = await self._attempts.run(
+            self._request(job.id, urgency, body, url, self._time_s(job, timeout_s))
+        )
         course = answer.course
         detail = {
             "worker": course.worker,
@@ -102,6 +72,14 @@ class InlineRunner:
                 "forebay": detail,
             }
         raise InlineRequestError(f"{answer.code}: {answer.message}")
+
+    def _time_s(self, job: Claimed, timeout_s: Any) -> float:
+        times_s = []
+        if timeout_s is not None:
+            times_s.append(_checked(timeout_s) - job.waited_s)
+        if job.timeout_s is not None:
+            times_s.append(job.timeout_s)
+        return min(times_s, default=self._deadline_s)
 
     def _request(self, job_id: str, urgency: int, body: Any, url: str, time_s: float) -> Request:
         line = read_request(body, url)
@@ -123,9 +101,7 @@ class InlineRunner:
         )
 
 
-def _checked(timeout_s: Any, default_s: float) -> float:
-    if timeout_s is None:
-        return default_s
+def _checked(timeout_s: Any) -> float:
     if type(timeout_s) in (int, float) and 0 < timeout_s < math.inf:
         return float(min(timeout_s, _MOST_SECONDS))
     raise InlineRequestError("timeout_s must be a number of seconds above 0")

@@ -25,7 +25,8 @@ def run_request(
     """Send one inline request; its RQ result is ``{"status_code", "body", "forebay"}``.
 
     ``body`` is the JSON body of the request; ``url`` one of the allowed paths; ``timeout_s`` the time it may
-    take all in all, None: the dispatcher's default.
+    take all in all, counted from when it was queued last; None: the dispatcher's default, counted from when a
+    dispatcher takes it.
     """
     _only_a_dispatcher_runs_this(RUN_REQUEST, body, url, timeout_s)
 

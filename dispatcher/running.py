@@ -23,7 +23,8 @@ from dispatcher.batches.record import BatchStatus
 from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
 from dispatcher.claims import Claimed, JobClaims
 from dispatcher.finaliser import Finaliser
-from dispatcher.inline import InlineRequestError, InlineRunner
+from dispatcher.inline import InlineRunner
+from dispatcher.inline_request import InlineRequestError
 from dispatcher.placement import Closing
 from dispatcher.shard import NoSuchShardError, ShardEnd, ShardRunner
 from dispatcher.stop import Stop
@@ -223,7 +224,7 @@ class RunningJobs:
                 )
                 await self._after_shard(running, end)
             case jobs.RUN_REQUEST:
-                answer = await self._inline.run(claimed.id, urgency, claimed.timeout_s, **given)
+                answer = await self._inline.run(claimed, urgency, **given)
                 await self._tell(running, self._claims.finish, answer)
             case jobs.FINALISE_BATCH:
                 await self._finalise(running, str(given["batch_id"]))

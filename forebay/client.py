@@ -28,7 +28,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
-from dispatcher.inline import InlineRequestError, read_request
+from dispatcher.inline_request import InlineRequestError, read_request
 from dispatcher.records import DecisionRecord
 from forebay import explanations, submission
 from forebay import results as result_files

@@ -16,6 +16,7 @@ from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
+from rq.utils import utcformat
 from rq.webhook import Webhook
 
 from dispatcher import queues
@@ -113,6 +114,30 @@ def test_a_finished_inline_job_keeps_its_result_for_rq_s_api(make_claims, connec
     assert job.latest_result().type == Result.Type.SUCCESSFUL
     assert started(connection).get_job_ids(cleanup=False) == []
     assert claims.executions == {}
+
+
+def test_a_job_that_waited_longer_than_its_ttl_is_not_run(make_claims, connection):
+    plain = Queue("default", connection=connection, serializer=JSONSerializer)
+    gone = plain.enqueue("dispatcher.jobs.run_request", BODY, ttl=100)
+    stays = plain.enqueue("dispatcher.jobs.run_request", BODY, ttl=100)
+    connection.delete(gone.key)  # what Redis does when the ttl is over
+    assert make_claims().claim().id == stays.id
+    assert waiting(connection) == []
+
+
+def test_a_job_s_own_time_is_known_and_goes_on_when_it_is_handed_back(make_claims, connection):
+    plain = Queue("default", connection=connection, serializer=JSONSerializer)
+    claims = make_claims()
+    for given, timeout_s in ((7, 7.0), (180, None), (None, None), (-1, None)):
+        plain.enqueue("dispatcher.jobs.run_request", BODY, job_timeout=given)
+        claimed = claims.claim()
+        assert claimed.timeout_s == timeout_s
+        claims.finish(claimed, {})
+    job = plain.enqueue("dispatcher.jobs.run_request", BODY)
+    queued_at = job.enqueued_at - timedelta(seconds=50)
+    connection.hset(job.key, "enqueued_at", utcformat(queued_at))
+    claims.hand_back(claims.claim())
+    assert claims.claim().waited_s >= 50
 
 
 def test_a_finished_shard_leaves_no_trace(make_claims, connection):

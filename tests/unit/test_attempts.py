@@ -166,9 +166,35 @@ async def test_who_gets_no_lease_in_time_is_late():
 
 async def test_a_request_whose_time_is_over_is_not_sent():
     network, leases = Network(OK), Leases()
-    leases.never = True
     answer = await make(network, leases).run(request(seconds=-1.0))
-    assert (answer.code, network.seen) == ("batch_expired", [])
+    assert (answer.code, network.seen, leases.asked) == ("batch_expired", [], [])
+
+
+async def test_a_lease_that_comes_when_the_time_is_over_is_given_back_unused():
+    class Late(Leases):
+        async def lease(self, need, urgency):
+            held = await super().lease(need, urgency)
+            now.append(2000.0)
+            return held
+
+    now = [1000.0]
+    network, leases = Network(OK), Late()
+    asked = replace(request(), deadline_s=1500.0)
+    answer = await make(network, leases, clock=lambda: now[-1]).run(asked)
+    assert (answer.code, answer.course.attempts, network.seen) == ("batch_expired", 0, [])
+    assert [(verdict, reason) for _, verdict, reason, *_ in leases.back] == [(Verdict.NEUTRAL, "cancelled")]
+
+
+async def test_a_request_that_is_tried_again_has_the_time_that_is_left_and_no_more():
+    async def slow(_):
+        now.append(now[-1] + 400.0)
+        return httpx.Response(500)
+
+    now = [1000.0]
+    network, leases = Network(slow), Leases()
+    asked = replace(request(), deadline_s=1500.0)
+    answer = await make(network, leases, clock=lambda: now[-1]).run(asked)
+    assert (answer.code, answer.course.attempts, leases.held) == ("batch_expired", 2, 0)
 
 
 async def test_a_reply_that_does_not_come_in_time_is_late_and_no_failure_of_the_worker():

@@ -19,7 +19,8 @@ from dispatcher.batches.parse import BadLine, Line, parse_line
 from dispatcher.batches.parts import Entry, PartWriter, first_entries
 from dispatcher.batches.results import Usage, result_line
 from dispatcher.batches.storage import Storage
-from dispatcher.inline import LONGEST_REQUEST, InlineRequestError, _decoded, read_request
+from dispatcher.inline import _decoded
+from dispatcher.inline_request import LONGEST_REQUEST, InlineRequestError, read_request
 from dispatcher.outcome import Label, classify, is_json_object
 from dispatcher.reply import Reply
 from monitor.detect import _fields
