@@ -28,8 +28,10 @@ MOST_ASKS = 256
 """Leases asked for in one step: bounds how long Redis is busy with it."""
 _WAITING_PER_SLOT = 0.5
 _LEAST_WAITING = 16
-_MOST_PATIENT = 256
-"""Requests that wait for a faster worker and are not counted as waiting: others may go meanwhile."""
+_LEAST_PATIENT = 256
+"""So many requests that wait for a faster worker, or one for each slot, are not counted as waiting: others may go
+meanwhile. Each of them waits for a slot of its own, so with fewer a large fleet's slow workers would find nobody
+who wants them."""
 _MOST_STRANDED = 4096
 """Requests without any worker that may wait before nothing more is brought: bounds what they hold."""
 _SCOUTS = 4
@@ -142,7 +144,7 @@ class Assignment(Generic[Granted]):
         Those for whom there is no worker at all do not count, within bounds: others need not wait for them.
         """
         slots = float(self.fleet.limit.sum()) if len(self.fleet) else 0.0
-        impatient = len(backlog) - min(backlog.patient, _MOST_PATIENT)
+        impatient = len(backlog) - min(backlog.patient, max(_LEAST_PATIENT, slots))
         stranded = backlog.count(self._stranded)
         enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
         return impatient - stranded < enough and stranded < _MOST_STRANDED

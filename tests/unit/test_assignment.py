@@ -153,6 +153,19 @@ def test_who_waits_for_a_faster_worker_does_not_keep_others_from_being_brought()
     assert desk.assignment.has_room(desk.backlog)
 
 
+def test_on_a_large_fleet_as_many_may_be_patient_as_there_are_slots():
+    """Each waits for a fast slot of its own; whoever comes after them wants the slow ones."""
+    desk = Desk(slow=4, fast=1000)
+    desk.fill("fast")
+    ending = [Underway("fast", 0.0, 80)] * 1000
+    desk.come(*[400] * 1000)
+    assert desk.go(ending) == []
+    assert desk.backlog.patient == 1000
+    assert desk.assignment.has_room(desk.backlog)
+    desk.come(*[400] * 4)
+    assert desk.go(ending) == [(400, "slow")] * 4
+
+
 async def test_who_gave_up_while_waiting_for_a_faster_worker_is_passed_over(desk):
     granted = asyncio.get_running_loop().create_future()
     desk.backlog.join(Need(None, 0, 400, 400), 0, granted)
