@@ -30,7 +30,7 @@ from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
 from dispatcher.inline_request import InlineRequestError, read_request
 from dispatcher.records import DecisionRecord
-from forebay import explanations, submission
+from forebay import explanations, retrying, submission
 from forebay import results as result_files
 from forebay.desk import Desk
 from forebay.durations import parse_duration
@@ -145,6 +145,39 @@ class Forebay:
             source,
             name=name,
             options=options,
+            now_s=self._portal.call(self.desk.ledger.now),
+            slots=self._portal.call(self.desk.slots),
+            limits=self.settings.limits,
+        )
+        return self.publish(record.id)
+
+    def retry(
+        self,
+        batch_id: str,
+        *,
+        queue: str | None = None,
+        order: Literal["input", "completed"] | None = None,
+        strategy: str | None = None,
+        hedge: bool | None = None,
+        window: str | float | None = None,
+    ) -> BatchRecord:
+        """Make a new batch of only the failed lines of one that has ended, and queue it.
+
+        Lines that were cancelled or expired are among them; lines that are no requests are left out, and
+        counted in the new batch's metadata as ``retry_left_out``. Its metadata names the old batch as
+        ``retry_of``. What is None is as it was in the old batch. Raises RetryRefused when that has not ended,
+        none of its lines failed, or its files are gone; DamagedFileError.
+        """
+        record = retrying.prepare(
+            self.desk.storage,
+            self.status(batch_id),
+            retrying.Changes(
+                queue=queue,
+                order=order,
+                strategy=strategy,
+                hedge=hedge,
+                window_s=None if window is None else parse_duration(str(window)),
+            ),
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
             limits=self.settings.limits,

@@ -7,6 +7,7 @@
     +-- UnknownJob                  no inline request of that id is known
     +-- NotRecorded                 no decision is recorded for a request of that name
     +-- RefusedInput                the input file holds lines that are no requests, or none at all
+    +-- RetryRefused                there are no failed lines of that batch to send again
     +-- RunRefused                  `forebay run` would overwrite, mix up or share somebody's files
     ForebayError
     +-- CannotWork                  the surroundings are missing or broke: nothing is wrong with the request
@@ -44,6 +45,10 @@ class RefusedInput(GiveUp):
         reason = intake.problem.message if intake.problem else "refused"
         super().__init__(f"{name}: {reason}")
         self.intake = intake
+
+
+class RetryRefused(GiveUp):
+    """A batch cannot be retried: it has not ended, none of its lines failed, or its files are gone."""
 
 
 class RunRefused(GiveUp):

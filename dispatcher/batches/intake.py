@@ -22,7 +22,7 @@ from dispatcher.batches.parts import INVALID_PART, Entry, encode_entry
 from dispatcher.batches.plan import MOST_MODELS, Plan, Rows, write_plan
 from dispatcher.batches.prompt import hash64, prompt_tokens
 from dispatcher.batches.record import BatchErrorItem, BatchErrors, batch_errors
-from dispatcher.batches.results import Usage, error_line, record_id
+from dispatcher.batches.results import INVALID_LINE, Usage, error_line, record_id
 from dispatcher.batches.storage import INPUT, PARTS, PLAN, SHARDS, BatchFiles
 
 LISTED_BAD_LINES = 100
@@ -154,7 +154,7 @@ class _Refused:
         if self._part is None:
             self._part = self._open.enter_context(files.writing(INVALID_PART))
         name = record_id(files.batch_id, bad.number)
-        record = error_line(bad.custom_id, "invalid_line", f"{bad.code}: {bad.message}", None, record_id=name)
+        record = error_line(bad.custom_id, INVALID_LINE, f"{bad.code}: {bad.message}", None, record_id=name)
         self._part.write(encode_entry(Entry(bad.number, ok=False, usage=Usage(None, None), record=record)))
 
 

@@ -12,6 +12,9 @@ import msgspec
 
 from dispatcher.batches.nesting import nested_too_deep
 
+INVALID_LINE = "invalid_line"
+"""The code of a line that was refused at intake and is no request."""
+
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _LINE_ENDS = bytes.maketrans(b"\n\r", b"  ")

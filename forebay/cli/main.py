@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, str] = {
     "batches": "forebay.cli.batches:batches",
     "cancel": "forebay.cli.batches:cancel",
     "resume": "forebay.cli.resume:resume",
+    "retry": "forebay.cli.retry:retry",
     "explain": "forebay.cli.explain:explain",
     "enqueue": "forebay.cli.enqueue:enqueue",
     "workers": "forebay.cli.workers:app",

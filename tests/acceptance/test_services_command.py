@@ -151,6 +151,24 @@ def test_a_cancelled_batch_accounts_for_every_line(forebay, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("services")
+def test_what_a_cancelled_batch_left_is_done_by_a_retry(forebay, tmp_path):
+    a_file(tmp_path, lines=5)
+    old = forebay.json("submit", "in.jsonl")["id"]
+    assert forebay.here("retry", old, expect=2) == ""
+    forebay.here("cancel", old)
+    assert forebay.json("wait", old, expect=3)["request_counts"]["failed"] == 5
+    assert forebay.here("retry", old, "--errors", "e.jsonl", expect=2) == ""
+    with start_engine(EngineSettings(instant=True)) as engine:
+        forebay.here("workers", "add", engine.url)
+        retried = forebay.json("retry", old, "-o", "again.jsonl")
+    assert (retried["status"], retried["request_counts"]["completed"]) == ("completed", 5)
+    assert forebay.json("status")["metadata"]["retry_of"] == old
+    written = (tmp_path / "again.jsonl").read_bytes().splitlines()
+    names = [msgspec.json.decode(line)["custom_id"] for line in written]
+    assert names == [f"l{number}" for number in range(5)]
+
+
 def test_a_bad_file_is_refused_by_submit(forebay, tmp_path):
     (tmp_path / "in.jsonl").write_bytes(b"no json\n")
     assert forebay("submit", "in.jsonl", expect=2) == ""
