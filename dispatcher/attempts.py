@@ -59,8 +59,10 @@ class Request:
     alone: Callable[[], Awaitable[object]] | None = None
     """Of a request that may be sent only while nothing else is: awaited then, before each attempt."""
     custom_id: str = ""
-    """What its author calls it; this and what follows is for records only."""
+    """What its author calls it; for records only."""
     batch_id: str | None = None
+    share: float = 1.0
+    """How much its batch gets beside others."""
     batch_lines: int = 1
 
 
@@ -209,7 +211,9 @@ class Attempts:
             return None
         try:
             async with asyncio.timeout(remaining_s):
-                held = await self._placement.lease(need, request.urgency)
+                held = await self._placement.lease(
+                    need, request.urgency, batch_id=request.batch_id, share=request.share
+                )
         except TimeoutError:
             return None
         if self._clock() < request.deadline_s:

@@ -1,7 +1,8 @@
 """Requests that wait for a lease, in the order they shall get one. Pure: no clock, no I/O.
 
-Who asks the fleet for leases is `placement`. Requests that no worker can tell apart stand in one lane; when
-the head of a lane finds every worker busy, so would the others, and none of them is asked for.
+Who asks the fleet for leases is `placement`. Requests of one batch that no worker can tell apart stand in one
+lane; when the head of a lane finds every worker busy, so would the others, and none of them is asked for.
+Between batches, what each has had of a model's workers decides (`dues`); requests of no batch go first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
+from dispatcher.dues import Dues
 from dispatcher.scheduler.question import Need
 
 Granted = TypeVar("Granted")
@@ -24,15 +26,18 @@ _Rank: TypeAlias = tuple[int, int, int]
 
 @dataclass(slots=True, eq=False)
 class Waiting(Generic[Granted]):
-    """One request's place. `urgency`: lower goes first; among equals the costlier, then the earlier.
+    """One request's place. `urgency`: lower goes first; of one batch the costlier, then the earlier.
 
-    `declined`: the kind of room that it was offered and rather waits than takes; None: it was not asked.
+    `batch_id` None: it is of no batch. `share`: how much its batch gets beside others. `declined`: the kind
+    of room that it was offered and rather waits than takes; None: it was not asked.
     """
 
     need: Need
     urgency: int
     serial: int
     granted: asyncio.Future[Granted] = field(repr=False)
+    batch_id: str | None = None
+    share: float = 1.0
     declined: int | None = None
 
     @property
@@ -45,6 +50,8 @@ class Backlog(Generic[Granted]):
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, list[tuple[_Rank, Waiting[Granted]]]] = {}
+        self._dues: dict[str | None, Dues] = {}
+        """By model: batches that ask for different ones do not take anything from each other."""
         self._serials = itertools.count()
         self._count = 0
 
@@ -52,33 +59,67 @@ class Backlog(Generic[Granted]):
         """How many wait, those who gave up lately perhaps included."""
         return self._count
 
-    def join(self, need: Need, urgency: int, granted: asyncio.Future[Granted]) -> None:
+    def join(
+        self,
+        need: Need,
+        urgency: int,
+        granted: asyncio.Future[Granted],
+        *,
+        batch_id: str | None = None,
+        share: float = 1.0,
+    ) -> None:
         """Wait for a lease, which will be the result of ``granted``."""
-        self.rejoin(Waiting(need, urgency, next(self._serials), granted))
+        self._put(Waiting(need, urgency, next(self._serials), granted, batch_id, share))
 
     def rejoin(self, waiting: Waiting[Granted]) -> None:
         """Wait on, in the old place: an acquire was refused."""
-        heapq.heappush(self._lanes.setdefault(_lane(waiting), []), (waiting.rank, waiting))
-        self._count += 1
+        if waiting.batch_id is not None:
+            self._dues_of(waiting).refund(waiting.batch_id, _charge(waiting))
+        self._put(waiting)
 
     def first(self, closed: set[Hashable]) -> Waiting[Granted] | None:
         """The first of all whose lane is not in ``closed``, taken out; None when there is none."""
         best: Hashable = None
-        head: tuple[_Rank, Waiting[Granted]] | None = None
+        best_place: tuple[int, float, _Rank] | None = None
         for key in list(self._lanes):
             lane = self._lanes[key]
             while lane and lane[0][1].granted.done():
-                heapq.heappop(lane)
-                self._count -= 1
-            if not lane:
+                self._take(key)
+            if lane and key not in closed:
+                place = self._place(lane[0][1])
+                if best_place is None or place < best_place:
+                    best, best_place = key, place
+            elif not lane:
                 del self._lanes[key]
-            elif key not in closed and (head is None or lane[0][0] < head[0]):
-                best, head = key, lane[0]
-        if head is None:
+        if best_place is None:
             return None
-        heapq.heappop(self._lanes[best])
+        return self._take(best, charged=True)
+
+    def _place(self, waiting: Waiting[Granted]) -> tuple[int, float, _Rank]:
+        ahead = -1.0 if waiting.batch_id is None else self._dues_of(waiting).ahead(waiting.batch_id)
+        return (waiting.urgency, ahead, waiting.rank)
+
+    def _put(self, waiting: Waiting[Granted]) -> None:
+        heapq.heappush(self._lanes.setdefault(_lane(waiting), []), (waiting.rank, waiting))
+        self._count += 1
+        if waiting.batch_id is not None:
+            self._dues_of(waiting).come(waiting.batch_id)
+
+    def _take(self, lane: Hashable, *, charged: bool = False) -> Waiting[Granted]:
+        """The head of a lane, out of it."""
+        _, waiting = heapq.heappop(self._lanes[lane])
         self._count -= 1
-        return head[1]
+        if waiting.batch_id is not None:
+            dues = self._dues_of(waiting)
+            if charged:
+                dues.charge(waiting.batch_id, _charge(waiting))
+            dues.leave(waiting.batch_id)
+        if not self._count:
+            self._dues.clear()  # there is room for all: nobody owes anybody anything
+        return waiting
+
+    def _dues_of(self, waiting: Waiting[Granted]) -> Dues:
+        return self._dues.setdefault(waiting.need.model, Dues())
 
     def count(self, lanes: set[Hashable]) -> int:
         """How many wait in these lanes; lanes that are no more are taken out of the set."""
@@ -100,13 +141,17 @@ class Backlog(Generic[Granted]):
         for key, lane in list(self._lanes.items()):
             if lane and lane[0][1].declined is not None:
                 del self._lanes[key]
-                self._count -= len(lane)
                 for _, waiting in lane:
                     waiting.declined = None
-                    self.rejoin(waiting)
+                    heapq.heappush(self._lanes.setdefault(_lane(waiting), []), (waiting.rank, waiting))
+
+
+def _charge(waiting: Waiting[Granted]) -> float:
+    return waiting.need.cost_tokens / waiting.share
 
 
 def _lane(waiting: Waiting[Granted]) -> Hashable:
     need = waiting.need
     # Contexts of one power of two fit the same workers, nearly always.
-    return (need.model, need.strategy, need.tried, need.context_tokens.bit_length(), waiting.declined)
+    context = need.context_tokens.bit_length()
+    return (waiting.batch_id, need.model, need.strategy, need.tried, context, waiting.declined)

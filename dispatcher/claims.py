@@ -28,6 +28,7 @@ from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import register
 
 from dispatcher.plain_job import PlainJob
+from dispatcher.turns import Turns
 from dispatcher.upkeep import KeptQueue
 from workers.connection import SyncRedis, translated
 from workers.errors import ForebayError, SettingsError, StoreUnavailable
@@ -112,6 +113,7 @@ class JobClaims(BaseWorker):
             )
         self._signatures = {path: inspect.signature(function) for path, function in functions.items()}
         self._on_stop = on_stop
+        self._turns = Turns(connection)
         self._clock = clock
         self._served = dict.fromkeys(self.queue_names(), clock())
         self._born = False
@@ -200,10 +202,10 @@ class JobClaims(BaseWorker):
     def claim(self, queues: int | None = None) -> Claimed | None:
         """Take the next job, most urgent queue first, or None. A job that is not ours is failed on the way.
 
-        `queues`: only of so many, the most urgent; None: of all.
+        `queues`: only of so many, the most urgent; None: of all. In a queue `turns` says which job is next.
 
-        Each queue is popped on its own, by LMOVE into RQ's intermediate queue: a pop over several queues
-        would lose the job when this process dies before it is registered [rq/rq#1716].
+        Each queue is popped on its own, into RQ's intermediate queue: a pop over several queues would lose
+        the job when this process dies before it is registered [rq/rq#1716].
         """
         with translated():
             for queue in self._by_turn(self.queues[:queues]):
@@ -293,14 +295,21 @@ class JobClaims(BaseWorker):
         while True:
             try:
                 with translated():
-                    found = self.queue_class.dequeue_any(
-                        [queue], None, self.connection, job_class=self.job_class, serializer=self.serializer
-                    )
-                    return cast("tuple[PlainJob, Queue] | None", found)  # of the class that was asked for
+                    return self._dequeue(queue)
             except StoreUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever reading a stranger's record may raise
                 self._leave_out(queue, error)
+
+    def _dequeue(self, queue: Queue) -> tuple[PlainJob, Queue] | None:
+        """What RQ's `dequeue_any` does, but for which job is next."""
+        while (job_id := self._turns.take(queue.name, queue.key, queue.intermediate_queue.key)) is not None:
+            found = self.queue_class._fetch_dequeued_job(  # noqa: SLF001 - the half of dequeue_any that follows the pop
+                self.connection, queue.key, job_id, job_class=self.job_class, serializer=self.serializer
+            )
+            if found is not None:  # else somebody deleted the job
+                return cast("tuple[PlainJob, Queue]", found)  # of the class that was asked for
+        return None
 
     def _leave_out(self, queue: Queue, error: Exception) -> None:
         """Forget a job whose record RQ cannot read: nor could it be failed, and maintenance would stumble."""

@@ -36,6 +36,7 @@ class Exchange:
         self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), usually_hedge)
         self._strategy = entry.fields.get("strategy") or None
         self._lines = entry.total
+        self._share = float(entry.fields.get("share") or 1)
 
     def request(self, planned: PlannedRequest, line: Line, shared: frozenset[int]) -> Request:
         """`shared`: prefix keys that are worth going to the same worker for."""
@@ -58,6 +59,7 @@ class Exchange:
             hedge=self._hedge,
             custom_id=line.custom_id,
             batch_id=self._batch_id,
+            share=self._share,
             batch_lines=self._lines,
         )
 

@@ -85,16 +85,19 @@ class Placement:
 
     # -- what a request does --------------------------------------------------------------------------------
 
-    async def lease(self, need: Need, urgency: int) -> Held:
+    async def lease(
+        self, need: Need, urgency: int, *, batch_id: str | None = None, share: float = 1.0
+    ) -> Held:
         """Wait for a lease, as long as it takes. Cancelling gives up the place, or the lease just granted.
 
+        Batches of one urgency get leases in proportion to their `share`; who is of none goes before them.
         Raises Closing.
         """
         if self._closing:
             raise Closing
         self._assignment.note(need)
         granted: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
-        self._backlog.join(need, urgency, granted)
+        self._backlog.join(need, urgency, granted, batch_id=batch_id, share=share)
         self._note_room()
         self._wake.set()
         try:

@@ -112,6 +112,7 @@ class Forebay:
         detail: bool = True,
         strategy: str | None = None,
         hedge: bool | None = None,
+        share: float = 1.0,
         window: str | float = "24h",
         metadata: Mapping[str, str] | None = None,
     ) -> BatchRecord:
@@ -120,9 +121,10 @@ class Forebay:
         ``bad_lines="skip"`` lets good lines run and makes error lines of the bad ones; ``order`` is that of
         the result files; ``detail`` adds the ``forebay`` key to each result; ``strategy`` names how workers
         are chosen; ``hedge`` says whether requests on slow workers may get a second attempt on faster ones at
-        the end (None, of both: as the dispatcher is set); ``window`` is the time to the deadline, as ``24h``
-        or in seconds. Raises RefusedInput, which lists the bad lines, and SettingsError for an unknown
-        strategy.
+        the end (None, of both: as the dispatcher is set); ``share`` is how much of the fleet the batch gets
+        beside others of its queue (above 0; one of 2 gets twice as much as one of 1); ``window`` is the time
+        to the deadline, as ``24h`` or in seconds. Raises RefusedInput, which lists the bad lines, and
+        SettingsError for an unknown strategy or an impossible share.
         """
         options = Options(
             queue=queue,
@@ -131,6 +133,7 @@ class Forebay:
             detail=detail,
             strategy=strategy,
             hedge=hedge,
+            share=share,
             window_s=parse_duration(str(window)),
             metadata=metadata,
         )

@@ -6,6 +6,7 @@ repaired by running the same step again. What a line must look like is ``dispatc
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from forebay.durations import spell_duration
 from forebay.errors import RefusedInput
 from forebay.strategies import check_strategy
 from workers.connection import SyncRedis
+from workers.errors import SettingsError
 
 DAY_S = 86_400.0
 _HEDGE = {None: "", False: "0", True: "1"}
@@ -41,7 +43,8 @@ USUAL_SLOTS = 64
 class Options:
     """What a person may say of a batch. ``window_s``: seconds from now to its deadline.
 
-    ``strategy`` and ``hedge`` None: as the dispatcher is set.
+    ``strategy`` and ``hedge`` None: as the dispatcher is set. ``share``: how much of the fleet the batch gets
+    beside others of its queue, in proportion to theirs; above 0.
     """
 
     queue: str = "default"
@@ -50,6 +53,7 @@ class Options:
     detail: bool = True
     strategy: str | None = None
     hedge: bool | None = None
+    share: float = 1.0
     priority: int = 0
     window_s: float = DAY_S
     metadata: Mapping[str, str] | None = None
@@ -68,10 +72,12 @@ def prepare(
 ) -> BatchRecord:
     """Store, check and plan a file under a new id; ``name`` is what people call it. Blocks.
 
-    Raises SettingsError for a strategy that is not known here, RefusedInput, then nothing is left behind, and
-    StorageError.
+    Raises SettingsError for a strategy that is not known here or an impossible share, RefusedInput, then
+    nothing is left behind, and StorageError.
     """
     check_strategy(options.strategy)
+    if not 0 < options.share < math.inf:
+        raise SettingsError(f"a share is a number above 0, not {options.share:g}")
     files = storage.files(batch_id or new_batch_id(random.SystemRandom()))
     intake = take_in(
         source,
@@ -110,6 +116,7 @@ def _record(
             detail=options.detail,
             strategy=options.strategy,
             hedge=options.hedge,
+            share=options.share,
             slots=slots,
             shards=plan.shard_count,
         ),
@@ -179,6 +186,8 @@ def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
         "detail": "1" if record.forebay.detail else "0",
         "strategy": record.forebay.strategy or "",
         "hedge": _HEDGE[record.forebay.hedge],
+        "share": f"{record.forebay.share:g}",
+        "shard_costs": ",".join(f"{first}:{cost}" for first, cost in plan.cost_steps),
     }
 
 

@@ -53,6 +53,25 @@ BATCH_SHARDS = Key(
     "batch:{}:shards", "hash", "shard number -> claim, state, lines completed and failed", "until removed"
 )
 
+QUEUE_MEMORY = Key(
+    "queue:{}",
+    "hash",
+    "a queue as its last claim left it: its ends; by batch share, deadline, shards' costs, next shard",
+    "while jobs wait in the queue",
+)
+QUEUE_TURNS = Key(
+    "queue:{}:turns",
+    "zset",
+    "batch with shards in the queue -> what it has had (planned tokens / share); the least is next",
+    "while jobs wait in the queue",
+)
+QUEUE_EXPRESS = Key(
+    "queue:{}:express",
+    "list",
+    "jobs in the queue that are no shards, which go first, in its order",
+    "while jobs wait in the queue",
+)
+
 DECISIONS = Key(
     "decisions",
     "zset",

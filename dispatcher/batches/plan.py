@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dispatcher.batches.errors import ChangedInputError, DamagedPlanError
 from dispatcher.batches.parse import Line, parse_line
-from dispatcher.batches.shards import cut
+from dispatcher.batches.shards import cost_steps, cut
 from dispatcher.batches.storage import INPUT, PLAN, SHARDS, BatchFiles
 
 Table = NDArray[np.void]
@@ -116,6 +116,7 @@ class _Shards(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cost_tokens: int
     models: list[str | None]
     sizes: list[int]
+    cost_steps: list[tuple[int, int]] = []
 
 
 def write_plan(
@@ -138,10 +139,20 @@ def write_plan(
         for start in range(0, len(order), _BLOCK_ROWS):
             sink.write(table[order[start : start + _BLOCK_ROWS]].tobytes())
     cost = int(table["cost_tokens"][keep].sum(dtype=np.uint64))
-    shards = _Shards(_VERSION, len(order), refused, cost, models, cut(len(order), slots))
+    sizes = cut(len(order), slots)
+    steps = cost_steps(_costs(table["cost_tokens"][order], sizes))
+    shards = _Shards(_VERSION, len(order), refused, cost, models, sizes, steps)
     # Written last: a plan exists from here on.
     files.write(SHARDS, msgspec.json.encode(shards))
     return open_plan(files)
+
+
+def _costs(costs: NDArray[np.uint32], sizes: Sequence[int]) -> list[int]:
+    """What each shard costs, of the costs of its rows."""
+    if not sizes:
+        return []
+    starts = np.concatenate(([0], np.cumsum(sizes[:-1], dtype=np.int64)))
+    return [int(cost) for cost in np.add.reduceat(costs, starts, dtype=np.int64)]
 
 
 def sending_order(table: Table) -> NDArray[np.intp]:
@@ -207,6 +218,11 @@ class Plan:
     def cost_total(self) -> int:
         """Estimated tokens of all requests, read and written."""
         return self._shards.cost_tokens
+
+    @property
+    def cost_steps(self) -> list[tuple[int, int]]:
+        """What shards cost, in estimated tokens: (first shard, mean cost from there on), a few steps."""
+        return self._shards.cost_steps
 
     def shard(self, number: int) -> list[PlannedRequest]:
         """Read a shard's requests in the order of sending. Raises IndexError when there is no such shard."""

@@ -103,8 +103,9 @@ class BatchOptions(_Frozen):
     """What Forebay knows of a batch beyond OpenAI's fields.
 
     `slots` is for how many requests at once the plan was cut, `shards` into how many pieces; both are None
-    until it is planned. `priority` orders batches within a queue, higher first. `hedge` says whether its
-    requests may get second attempts; None: as the dispatcher is set.
+    until it is planned. `priority` orders batches within a queue, higher first. `share` is how much of the
+    fleet it gets beside others of its queue, in proportion to theirs. `hedge` says whether its requests may
+    get second attempts; None: as the dispatcher is set.
     """
 
     queue: str = "default"
@@ -114,6 +115,7 @@ class BatchOptions(_Frozen):
     detail: bool = True
     strategy: str | None = None
     hedge: bool | None = None
+    share: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     slots: int | None = Field(default=None, ge=1)
     shards: int | None = Field(default=None, ge=0)
 

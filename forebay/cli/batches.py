@@ -23,6 +23,7 @@ from forebay.cli.options import (
     OrderOption,
     Queue,
     Redis,
+    ShareOption,
     Storage,
     StrategyOption,
     duration,
@@ -45,6 +46,7 @@ def submit(
     no_detail: NoDetail = False,
     strategy: StrategyOption = None,
     hedge: HedgeOption = None,
+    share: ShareOption = 1.0,
     window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
     json: Json = False,
 ) -> None:
@@ -61,6 +63,7 @@ def submit(
             detail=not no_detail,
             strategy=strategy,
             hedge=hedge,
+            share=share,
             window=window,
         )
     print_record(record, json=json)

@@ -83,6 +83,15 @@ HedgeOption = Annotated[
         "Default: as the dispatcher is set.",
     ),
 ]
+ShareOption = Annotated[
+    float,
+    typer.Option(
+        "--share",
+        metavar="N",
+        help="How much of the fleet the batch gets beside others of its queue: above 0; one of 2 gets twice "
+        "as much as one of 1.",
+    ),
+]
 
 
 def _seconds(text: str | float) -> float:

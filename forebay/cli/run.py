@@ -24,6 +24,7 @@ from forebay.cli.options import (
     NoDetail,
     Order,
     OrderOption,
+    ShareOption,
     StrategyOption,
     duration,
     print_json,
@@ -96,6 +97,7 @@ def run(
     no_detail: NoDetail = False,
     strategy: StrategyOption = None,
     hedge: HedgeOption = None,
+    share: ShareOption = 1.0,
     window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
     wait_ready: Annotated[
         float, duration("--wait-ready", "How long to wait for the first ready worker.")
@@ -151,6 +153,7 @@ def run(
             detail=not no_detail,
             strategy=strategy,
             hedge=hedge,
+            share=share,
             window_s=window,
         ),
         wait_ready_s=wait_ready,

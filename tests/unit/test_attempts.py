@@ -34,7 +34,7 @@ class Leases:
         self.never = False
         self.closing = False
 
-    async def lease(self, need, urgency):
+    async def lease(self, need, urgency, *, batch_id=None, share=1.0):
         self.asked.append(need)
         if self.closing:
             raise Closing

@@ -1,0 +1,59 @@
+"""Whose turn it is: takes the next job off a queue so that batches share it fairly.
+
+The rule and its bookkeeping are one step, `lua/claim_job.lua`; here it is asked, and told what it does not
+know of a batch. What becomes of the job is `claims`' subject. Synchronous, as RQ is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workers import keys
+from workers.connection import SyncRedis, translated
+from workers.scripts import source
+
+LOOK_S = 10.0
+"""Longest time from one look through a whole queue to the next, in seconds.
+
+Between them only what is put at its ends is noticed at once, which is where RQ puts jobs.
+"""
+_TERMS = ("share", "expires_at", "shard_costs", "cost_total", "shards")
+
+
+class Turns:
+    """Takes jobs off queues, each from the batch whose turn it is; jobs that are no shards go first."""
+
+    def __init__(self, connection: SyncRedis, *, look_s: float = LOOK_S) -> None:
+        self._connection = connection
+        self._look_s = look_s
+        self._step = connection.register_script(source("claim_job", "dispatcher"))
+
+    def take(self, name: str, queue_key: str, intermediate_key: str) -> str | None:
+        """Move the next job into the intermediate queue; its id, or None when there is none.
+
+        `name` is the queue's, the others are RQ's keys of it. Raises StoreUnavailable.
+        """
+        memory = [keys.QUEUE_MEMORY.of(name), keys.QUEUE_TURNS.of(name), keys.QUEUE_EXPRESS.of(name)]
+        told: list[str] = []
+        with translated():
+            while answer := self._ask([queue_key, intermediate_key, *memory], told):
+                job_id, *unknown = answer
+                if job_id:
+                    return job_id
+                told = [text for batch_id in unknown for text in (batch_id, self._terms(batch_id))]
+        return None
+
+    def _ask(self, key_names: Sequence[str], told: Sequence[str]) -> list[str]:
+        answer = self._step(keys=key_names, args=[self._look_s, *told])
+        return [text.decode() for text in answer]
+
+    def _terms(self, batch_id: str) -> str:
+        """What a batch may have, as the step reads it; of one that is not known, what harms nobody."""
+        found = self._connection.hmget(keys.BATCH.of(batch_id), _TERMS)
+        share, expires_at, costs, cost_total, shards = [_text(value) for value in found]
+        mean = int(cost_total or 0) / max(1, int(shards or 0))
+        return f"share={share or 1} expires={expires_at or 0} costs={costs or f'0:{mean:.0f}'}"
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
