@@ -91,14 +91,22 @@ def test_a_claimed_job_is_started_registered_and_in_no_queue(make_claims, connec
     assert fetch(connection, job_id).worker_name == "d1"
 
 
-def test_a_job_is_popped_by_lmove_only(make_claims, connection):
+def test_a_job_of_a_process_that_dies_before_registering_it_stands_in_the_intermediate_queue(
+    make_claims, connection, monkeypatch
+):
     """A pop that holds the job nowhere but in this process loses it when the process dies [rq/rq#1716]."""
-    queues.enqueue_request(connection, "low", BODY)
-    connection.config_resetstat()
-    assert make_claims().claim() is not None
-    used = set(connection.info("commandstats"))
-    assert "cmdstat_lmove" in used
-    assert not used & {"cmdstat_lpop", "cmdstat_blpop", "cmdstat_rpop", "cmdstat_brpop"}
+    job_id = queues.enqueue_request(connection, "low", BODY)
+    queues.enqueue_shards(connection, "default", "batch_1", [0])
+    claims = make_claims()
+
+    def die(job):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(claims, "prepare_execution", die)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            claims.claim()
+    assert (intermediate(connection, "default"), intermediate(connection, "low")) == (["batch_1-0"], [job_id])
 
 
 def test_a_finished_inline_job_keeps_its_result_for_rq_s_api(make_claims, connection):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -114,3 +115,89 @@ def test_lanes_are_counted_and_those_that_are_no_more_forgotten(loop):
     one = backlog.first(set())
     backlog.rejoin(one)
     assert backlog.count({backlog.lane(one)}) == 3
+
+
+def shared(*wishes):
+    """A backlog of (batch, cost, model) that have joined in this order."""
+    backlog = Backlog()
+    for batch, cost, model in wishes:
+        granted = SimpleNamespace(done=lambda: False)
+        backlog.join(need(cost, model), 1, granted, batch_id=batch, share=2.0 if batch == "double" else 1.0)
+    return backlog
+
+
+def batches(backlog, closed=frozenset()):
+    return [waiting.batch_id for waiting in drained(backlog, closed)]
+
+
+def test_requests_of_no_batch_go_first_however_cheap_they_are():
+    assert batches(shared(("a", 50, "m"), (None, 1, "m"), ("b", 40, "m")))[0] is None
+
+
+def test_cheap_requests_of_one_batch_do_not_wait_for_all_the_costly_ones_of_another():
+    order = batches(shared(*[("large", 100, "m")] * 4, *[("small", 10, "m")] * 20))
+    assert order[0] == "large"
+    assert order[1:11] == ["small"] * 10
+    assert order[11] in ("large", "small")
+    assert order.index("large", 1) <= 12
+
+
+def test_a_batch_of_a_double_share_gets_twice_as_much():
+    order = batches(shared(*[("single", 10, "m")] * 20, *[("double", 10, "m")] * 20))
+    assert abs(order[:18].count("double") - 12) <= 1
+
+
+def test_within_a_batch_the_costly_still_go_first():
+    backlog = shared(*[("a", cost, "m") for cost in (10, 40, 20)], *[("b", cost, "m") for cost in (5, 30)])
+    costs = {}
+    for waiting in drained(backlog):
+        costs.setdefault(waiting.batch_id, []).append(waiting.need.cost_tokens)
+    assert costs == {"a": [40, 20, 10], "b": [30, 5]}
+
+
+def test_what_a_batch_gets_of_one_model_is_not_held_against_it_at_another():
+    backlog = shared(*[("a", 10, "m")] * 10, ("b", 10, "m"), ("a", 9, "n"), ("b", 8, "n"))
+    only_m = {backlog.lane(waiting) for waiting in drained(shared(("a", 9, "n"), ("b", 8, "n")))}
+    for _ in range(5):
+        assert backlog.first(only_m).need.model == "m"
+    only_n = {backlog.lane(waiting) for waiting in drained(shared(("a", 10, "m"), ("b", 10, "m")))}
+    assert batches(backlog, only_n) == ["a", "b"]
+
+
+def test_who_was_refused_has_not_had_anything():
+    backlog = shared(*[("a", 100, "m")] * 2, *[("b", 60, "m")] * 2)
+    first = backlog.first(set())
+    assert first.batch_id == "a"
+    backlog.rejoin(first)
+    assert batches(backlog) == ["a", "b", "b", "a"]
+
+
+def test_when_nobody_waits_any_more_nobody_owes_anything():
+    backlog = shared(*[("a", 100, "m")] * 5, ("b", 10, "m"))
+    drained(backlog)
+    for batch, cost in (("a", 11), ("b", 10)):
+        backlog.join(need(cost), 1, SimpleNamespace(done=lambda: False), batch_id=batch)
+    assert batches(backlog) == ["a", "b"]
+
+
+def test_who_gave_up_is_not_counted_as_waiting_for_its_batch(loop):
+    backlog = Backlog()
+    futures = [loop.create_future() for _ in range(3)]
+    for future, batch in zip(futures, "aab", strict=True):
+        backlog.join(need(), 1, future, batch_id=batch)
+    futures[0].cancel()
+    futures[1].cancel()
+    assert batches(backlog) == ["b"]
+    assert len(backlog) == 0
+
+
+def test_asking_again_leaves_each_batch_its_due(loop):
+    backlog = shared(*[("a", 100, "m")] * 3, *[("b", 100, "m")] * 3)
+    first = backlog.first(set())
+    first.declined = 1
+    backlog.rejoin(first)
+    backlog.ask_again()
+    assert (backlog.patient, len(backlog)) == (0, 6)
+    order = batches(backlog)
+    assert sorted(order[:2]) == ["a", "b"]
+    assert (order.count("a"), order.count("b")) == (3, 3)

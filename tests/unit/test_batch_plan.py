@@ -23,7 +23,7 @@ from dispatcher.batches.errors import (
 )
 from dispatcher.batches.intake import Intake, Limits, take_in
 from dispatcher.batches.plan import Plan, PlannedRequest, open_plan, read_lines
-from dispatcher.batches.shards import cut
+from dispatcher.batches.shards import cost_steps, cut
 from dispatcher.batches.storage import BatchFiles, Storage
 
 
@@ -322,3 +322,23 @@ def test_a_plan_that_is_not_there_or_damaged_is_named(files: BatchFiles) -> None
         files.write("shards.json", bad)
         with pytest.raises(DamagedPlanError):
             open_plan(files)
+
+
+def test_a_plan_says_in_a_few_steps_what_its_shards_cost(files: BatchFiles) -> None:
+    lines = [request(f"c{n}", prompt="x" * 4, max_tokens=1 + n * n % 911) for n in range(1500)]
+    made = planned(files, b"\n".join(lines), slots=16)
+    costs = [sum(row.cost_tokens for row in made.shard(shard)) for shard in range(made.shard_count)]
+    steps = open_plan(files).cost_steps
+    assert steps == cost_steps(costs)
+    assert steps[0][0] == 0
+    assert 8 < len(steps) <= 16 < made.shard_count
+    assert steps[0][1] > 2 * steps[-1][1]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=70))
+def test_cost_steps_add_up_to_what_the_shards_cost(costs: list[int]) -> None:
+    steps = cost_steps(costs)
+    assert len(steps) <= 16
+    ends = [*(first for first, _ in steps[1:]), len(costs)]
+    total = sum(mean * (end - first) for (first, mean), end in zip(steps, ends, strict=True))
+    assert total == pytest.approx(sum(costs), abs=len(costs))
