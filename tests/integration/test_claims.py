@@ -398,7 +398,8 @@ def test_a_shard_s_job_is_taken_up_again_after_any_number_of_deaths_and_an_inlin
         claims.maintain()
     left = {name: fetch(connection, name).retries_left for name in before}
     assert left == {"batch_1-0": before["batch_1-0"], inline: before[inline] - 3}
-    claims.fail(claims.claim(), RuntimeError("a fault"), retry=True)
+    taken = {claimed.id: claimed for claimed in (claims.claim(), claims.claim())}
+    claims.fail(taken["batch_1-0"], RuntimeError("a fault"), retry=True)
     assert fetch(connection, "batch_1-0").retries_left == before["batch_1-0"] - 1
 
 
