@@ -172,7 +172,7 @@ async def test_a_request_whose_time_is_over_is_not_sent():
 
 async def test_a_lease_that_comes_when_the_time_is_over_is_given_back_unused():
     class Late(Leases):
-        async def lease(self, need, urgency):
+        async def lease(self, need, urgency, **whose):
             held = await super().lease(need, urgency)
             now.append(2000.0)
             return held
