@@ -89,8 +89,12 @@ class Keeper:
 
     # -- what a shard does ----------------------------------------------------------------------------------
 
-    def count_durable(self, result: Result, cost: int) -> None:
-        """Count a result that an earlier claim made durable; before `run`."""
+    def count_durable(self, result: Result, cost: int, *, late: bool) -> None:
+        """Count a result that an earlier claim made durable, and may have died before it told; before `run`.
+
+        `late`: its line ran out of time.
+        """
+        self._late |= late
         self._sums.add(result, cost)
         self._durable = self._sums.tally()
 

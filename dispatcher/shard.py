@@ -23,6 +23,7 @@ from dispatcher.batches.parse import Line
 from dispatcher.batches.parts import shard_entries
 from dispatcher.batches.plan import Plan, PlannedRequest, open_plan, read_lines
 from dispatcher.batches.poison import LONE_DEATHS, GiveUp, Send, next_step
+from dispatcher.batches.results import error_code
 from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.exchange import Exchange, shared_prefixes
 from dispatcher.keeper import Keeper
@@ -174,7 +175,8 @@ class _Run:
         for result in shard_entries(self._files, self._claim.shard):
             request = costs.pop(result.line, None)
             if request is not None:
-                self._keeper.count_durable(result, request.cost_tokens)
+                late = not result.ok and error_code(result.record) == LATE
+                self._keeper.count_durable(result, request.cost_tokens, late=late)
         return list(costs.values())
 
     async def to_its_end(self, todo: Sequence[PlannedRequest]) -> ShardEnd:

@@ -82,6 +82,12 @@ def error_line(
     )
 
 
+def error_code(record: bytes) -> str | None:
+    """The code of the error in a line of a result file, without an HTTP answer; None: it has an answer."""
+    error = _decode_error(record).error
+    return error.code if error is not None else None
+
+
 def read_usage(body: bytes) -> Usage:
     """Read `usage` from an engine's answer, in the words of any of its APIs; what cannot be read is None."""
     try:
@@ -93,6 +99,17 @@ def read_usage(body: bytes) -> Usage:
     return Usage(
         _tokens(usage, "prompt_tokens", "input_tokens"), _tokens(usage, "completion_tokens", "output_tokens")
     )
+
+
+class _Error(msgspec.Struct):
+    code: str
+
+
+class _Failed(msgspec.Struct):
+    error: _Error | None
+
+
+_decode_error = msgspec.json.Decoder(_Failed).decode
 
 
 class _Answer(msgspec.Struct):

@@ -13,9 +13,10 @@ import pytest
 from dispatcher.attempts import Answered, Course, Unanswered
 from dispatcher.batches.errors import StorageFullError
 from dispatcher.batches.ledger import Ledger
-from dispatcher.batches.parts import done_lines, shard_entries
+from dispatcher.batches.parts import Entry, PartWriter, done_lines, shard_entries
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
+from dispatcher.batches.results import Usage, error_line
 from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.placement import Closing
 from dispatcher.reply import Reply
@@ -323,6 +324,20 @@ async def test_lines_that_are_late_make_the_batch_late(make_runner, ledger, batc
     await run_all(make_runner(), ledger, batch)
     entry = await ledger.entry(batch)
     assert (entry.completed, entry.failed, entry.fields["late"]) == (LINES - 1, 1, "1")
+
+
+async def test_a_batch_is_late_too_when_whoever_wrote_its_late_line_died_before_telling(
+    make_runner, ledger, storage, batch
+):
+    files = storage.files(batch)
+    [first, *_] = open_plan(files).shard(0)
+    late = error_line("q", LATE, "too late", None, record_id="r")
+    writer = PartWriter(files, 0, "1.dead")
+    writer.add(Entry(first.line, ok=False, usage=Usage(None, None), record=late))
+    writer.flush()
+    await run_all(make_runner(), ledger, batch)
+    entry = await ledger.entry(batch)
+    assert (entry.failed, entry.fields.get("late")) == (1, "1")
 
 
 async def test_a_stopped_shard_keeps_its_answers_and_ends_every_other_line_with_an_error(

@@ -15,7 +15,15 @@ from dispatcher.batches.errors import (
     StorageFullError,
 )
 from dispatcher.batches.parts import Entry, PartWriter, done_lines, durable_results, encode_entry
-from dispatcher.batches.results import Detail, Usage, error_line, read_usage, record_id, result_line
+from dispatcher.batches.results import (
+    Detail,
+    Usage,
+    error_code,
+    error_line,
+    read_usage,
+    record_id,
+    result_line,
+)
 from dispatcher.batches.storage import BatchFiles, Storage
 
 
@@ -226,3 +234,10 @@ def test_a_foreign_or_damaged_part_is_named_with_its_line(files: BatchFiles, dat
     files.write("parts/0/a-0.jsonl", encode_entry(entry(1)) + data)
     with pytest.raises(DamagedPartError, match=r"parts/0/a-0\.jsonl, line 2"):
         done_lines(files, 0)
+
+
+def test_the_code_of_an_error_is_read_from_its_line_whatever_its_custom_id_says():
+    odd = '"error":{"code":"batch_cancelled"}'
+    assert error_code(error_line(odd, "batch_expired", "why", None, record_id="r")) == "batch_expired"
+    answer = result_line(odd, record_id="r", request_id="q", status_code=500, body=b"{}", detail=None)
+    assert error_code(answer) is None
