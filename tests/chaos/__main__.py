@@ -27,6 +27,7 @@ def wishes() -> Wishes:
         seed=_number("SEED", SystemRandom().randrange(1_000_000)),
         lasts_s=float(_number("S", 600)),
         lines=_number("LINES", 5000),
+        hasty_s=45.0,
         abreast=_number("ABREAST", 2),
         scale=LONG,
         settings=Settings(

@@ -18,7 +18,7 @@ import httpx
 
 from forebay.simulator.faults import AnswerFault, BaseFault, CutBodyFault, HangFault, ResetFault
 from tests.chaos.installation import Installation
-from tests.chaos.places import EnginePlace, Place, ended, ended_badly
+from tests.chaos.places import EnginePlace, Place, ended_badly, has_ended
 from tests.chaos.schedule import Fault, Kind, Role
 from tests.expired import let_claims_run_out
 from workers.connection import translated
@@ -89,6 +89,8 @@ class Actor:
                 return await self._to_service(self._installation.monitors[fault.whom], fault)
             case Role.ENGINE:
                 return await self._to_engine(self._installation.engines[fault.whom], fault, client)
+            case Role.FLEET:
+                return await self._to_fleet(fault, client)
             case Role.REDIS:
                 return await self._to_redis(fault)
             case Role.BATCH:
@@ -134,7 +136,7 @@ class Actor:
         old = place.child
         old.terminate()
         place.start()
-        if not await ended(old, _DRAIN_S):
+        if not await has_ended(old, _DRAIN_S):
             self.complaints.append(f"{old.name} does not end at SIGTERM")
         elif complaint := ended_badly(old):
             self.complaints.append(complaint)
@@ -153,6 +155,12 @@ class Actor:
                 await asyncio.sleep(fault.for_s)
         return place.life
 
+    async def _to_fleet(self, fault: Fault, client: httpx.AsyncClient) -> str:
+        storm = _engine_fault(fault, self._rng)
+        await asyncio.gather(*(engine.suffer(client, storm) for engine in self._installation.engines))
+        await asyncio.sleep(fault.for_s)
+        return ""
+
     async def _to_redis(self, fault: Fault) -> str:
         place, note = self._installation.redis, ""
         match fault.kind:
@@ -161,7 +169,7 @@ class Actor:
                 return note
             case Kind.REDIS_RESTART:
                 place.child.terminate()
-                await ended(place.child, _DRAIN_S)
+                await has_ended(place.child, _DRAIN_S)
             case Kind.REDIS_LOSE:
                 place.kill()
                 note = f"{place.lose(fault.lost_s)} bytes lost"
@@ -190,9 +198,9 @@ def _engine_fault(fault: Fault, rng: Random) -> BaseFault:
             return CutBodyFault(for_s=fault.for_s)
         case Kind.ENGINE_RESET:
             return ResetFault(for_s=fault.for_s)
-        case Kind.ENGINE_503:
+        case Kind.ENGINE_503 | Kind.FLEET_503:
             return AnswerFault(status=503, for_s=fault.for_s, queue_full=rng.random() < 0.5)
-        case Kind.ENGINE_429:
+        case Kind.ENGINE_429 | Kind.FLEET_429:
             return AnswerFault(status=429, for_s=fault.for_s, retry_after=rng.choice((None, "1", "2")))
         case _:
             raise AssertionError(f"{fault.kind} is no fault that an engine plays")

@@ -15,8 +15,12 @@ import msgspec
 from dispatcher.batches.results import record_id
 from tests.chaos.workload import Answer, Given, Invalid, Refusal
 
-_ENDS = ("completed", "cancelled")
-_CANCELLED = "batch_cancelled"
+_UNANSWERED: Mapping[str, frozenset[str]] = {
+    "completed": frozenset(),
+    "expired": frozenset({"batch_expired"}),
+    "cancelled": frozenset({"batch_cancelled", "batch_expired"}),
+}
+"""How a batch may end, and the errors that its lines may then have instead of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class Ended:
     errors: bytes | None
     cancel_asked: bool = False
     """Whether somebody wanted it cancelled, with or without success."""
+    may_expire: bool = False
+    """Whether its deadline was near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +133,7 @@ def _good(line: Given, result: Mapping[str, Any]) -> str | None:
 
 def _bad(line: Given, result: Mapping[str, Any], status: str) -> str | None:
     """Why a line of the error file is not what the line may get; None: it is."""
-    response, error = result.get("response"), result.get("error")
-    code = (error or {}).get("code")
+    response, error, code = result.get("response"), result.get("error"), _code(result)
     if (response is None) == (error is None):
         return f"response {response and response.get('status_code')} with error {error}"
     match line.end:
@@ -137,7 +142,7 @@ def _bad(line: Given, result: Mapping[str, Any], status: str) -> str | None:
         case Refusal(wanted) if response is not None:
             return None if response["status_code"] == wanted else f"refused with {response['status_code']}"
         case Answer() | Refusal():
-            if code == _CANCELLED and status == "cancelled":
+            if code in _UNANSWERED.get(status, ()):
                 return None
             what = response["status_code"] if response else error
             return f"in the errors of a batch that is {status}: {what}"
@@ -145,12 +150,20 @@ def _bad(line: Given, result: Mapping[str, Any], status: str) -> str | None:
             assert_never(line.end)
 
 
+def _code(result: Mapping[str, Any]) -> str | None:
+    return (result.get("error") or {}).get("code")
+
+
 def _record(
     ended: Ended, output: Sequence[Mapping[str, Any]], errors: Sequence[Mapping[str, Any]]
 ) -> Iterator[str]:
     record = ended.record
-    if record["status"] not in _ENDS:
+    if record["status"] not in _UNANSWERED:
         yield f"the batch is {record['status']}"
+    if record["status"] == "expired" and not ended.may_expire:
+        yield "expired long before its deadline"
+    if record["status"] == "expired" and not any(_code(line) == "batch_expired" for line in errors):
+        yield "expired, and no line of it is"
     if record["status"] == "cancelled" and not ended.cancel_asked:
         yield "cancelled, and nobody asked for it"
     counts = {"total": len(ended.given), "completed": len(output), "failed": len(errors)}

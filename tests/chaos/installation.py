@@ -18,7 +18,7 @@ from typing import Self
 from forebay.desk import Desk
 from forebay.settings import FrontSettings
 from forebay.simulator.settings import EngineSettings
-from tests.chaos.places import EnginePlace, Place, RedisPlace, ended, ended_badly
+from tests.chaos.places import EnginePlace, Place, RedisPlace, ended_badly, has_ended
 from tests.chaos.schedule import Numbers
 from tests.chaos.workload import LONGEST, MODEL, SEED
 from workers.spec import WorkerSpec
@@ -127,7 +127,7 @@ class Installation:
             child.terminate()
         complaints = []
         for child in children:
-            if not await ended(child, _END_S):
+            if not await has_ended(child, _END_S):
                 complaints.append(f"{child.name} does not end at SIGTERM")
             elif complaint := ended_badly(child):
                 complaints.append(complaint)

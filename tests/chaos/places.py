@@ -77,7 +77,7 @@ class Place:
             child.kill()
 
 
-async def ended(child: Child, timeout_s: float) -> bool:
+async def has_ended(child: Child, timeout_s: float) -> bool:
     """Wait for a process' end without holding up anybody else; False: it goes on."""
     deadline_s = time.monotonic() + timeout_s
     while not child.ended(0):

@@ -69,7 +69,7 @@ class Summary:
             "faults": len(self.faults),
             "faults_by_kind": dict(sorted(Counter(one.fault.kind.value for one in self.faults).items())),
             "batches": len(self.stories),
-            "cancelled": sum(story.status == "cancelled" for story in self.stories),
+            "batches_by_status": dict(sorted(Counter(story.status for story in self.stories).items())),
             "lines_checked": sum(each.lines for each in findings),
             "lost": sum(len(each.lost) for each in findings),
             "doubled": sum(len(each.doubled) for each in findings),

@@ -21,6 +21,7 @@ class Role(StrEnum):
     DISPATCHER = auto()
     MONITOR = auto()
     ENGINE = auto()
+    FLEET = auto()
     REDIS = auto()
     BATCH = auto()
     CLIENT = auto()
@@ -31,8 +32,8 @@ class Kind(StrEnum):
 
     kill: SIGKILL, and a new process ``for_s`` later. stop: SIGSTOP, and SIGCONT ``for_s`` later. roll:
     SIGTERM, and a new process at once. restart: SIGTERM, and a new process ``for_s`` later. lose: a kill
-    after which the last ``lost_s`` seconds of what was written are gone. The others are an engine's, for
-    ``for_s``.
+    after which the last ``lost_s`` seconds of what was written are gone. The others are an engine's, or all
+    engines' at once, for ``for_s``.
     """
 
     DISPATCHER_KILL = auto()
@@ -47,6 +48,8 @@ class Kind(StrEnum):
     ENGINE_RESET = auto()
     ENGINE_503 = auto()
     ENGINE_429 = auto()
+    FLEET_503 = auto()
+    FLEET_429 = auto()
     REDIS_STOP = auto()
     REDIS_RESTART = auto()
     REDIS_KILL = auto()

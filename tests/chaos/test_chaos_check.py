@@ -56,7 +56,7 @@ def is_answered(line):
     return isinstance(line.end, Answer)
 
 
-def ended(*, replaced=None, dropped=(), twice=(), status="completed", cancel_asked=False, **record):
+def ended(*, replaced=None, dropped=(), twice=(), status="completed", asked=None, **record):
     """A batch that ended well, but for what is said."""
     results = {line.custom_id: result_of(line) for line in GIVEN} | (replaced or {})
     files = {True: b"", False: b""}
@@ -81,7 +81,7 @@ def ended(*, replaced=None, dropped=(), twice=(), status="completed", cancel_ask
         "error_file_id": "e",
         "usage": {"output_tokens": tokens[True]},
     }
-    return Ended(GIVEN, told | record, files[True] or None, files[False] or None, cancel_asked)
+    return Ended(GIVEN, told | record, files[True] or None, files[False] or None, **(asked or {}))
 
 
 ANSWERED = [line for line in GIVEN if is_answered(line)]
@@ -157,13 +157,27 @@ def test_a_line_of_nobody_is_found():
     assert any("no line of the input" in wrong for wrong in findings.wrong)
 
 
-CANCELLED = {line.custom_id: failure(line, "batch_cancelled") for line in [*ANSWERED[100:], REFUSED]}
+def unanswered(code):
+    return {line.custom_id: failure(line, code) for line in [*ANSWERED[100:], REFUSED]}
 
 
 def test_a_cancelled_batch_may_leave_lines_unanswered_if_somebody_wanted_it():
-    wanted = {"replaced": CANCELLED, "status": "cancelled"}
-    assert check(ended(**wanted, cancel_asked=True)).good
+    wanted = {"replaced": unanswered("batch_cancelled"), "status": "cancelled"}
+    assert check(ended(**wanted, asked={"cancel_asked": True})).good
     assert check(ended(**wanted)).wrong == ["cancelled, and nobody asked for it"]
+
+
+def test_an_expired_batch_may_leave_lines_unanswered_if_its_deadline_was_near():
+    wanted = {"replaced": unanswered("batch_expired"), "status": "expired"}
+    assert check(ended(**wanted, asked={"may_expire": True})).good
+    assert check(ended(**wanted)).wrong == ["expired long before its deadline"]
+
+
+def test_expired_lines_make_an_expired_batch_and_no_other():
+    near = {"may_expire": True}
+    without = check(ended(status="expired", asked=near))
+    assert without.wrong == ["expired, and no line of it is"]
+    assert len(check(ended(replaced=unanswered("batch_expired"), asked=near)).wrong) == len(ANSWERED) - 99
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
 WISHES = Wishes(
     seed=int(os.environ.get("CHAOS_SEED", "11")),
-    lasts_s=10.0,
+    lasts_s=8.0,
     lines=300,
+    hasty_s=4.0,
     abreast=2,
     scale=SHORT,
     settings=Settings(

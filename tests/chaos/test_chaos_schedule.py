@@ -7,7 +7,7 @@ from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.chaos.schedule import LONG, SHORT, Kind, Numbers, Role, schedule
@@ -17,6 +17,7 @@ SEEDS = st.integers(0, 2**32)
 SCALES = st.sampled_from([LONG, SHORT])
 
 
+@settings(max_examples=25)
 @given(SEEDS, SCALES, st.builds(Numbers, st.integers(1, 6), st.integers(1, 3), st.integers(1, 3)))
 def test_at_every_moment_somebody_of_each_role_is_left_alone(seed, scale, numbers):
     faults = schedule(Random(seed), scale, numbers, 120.0)
@@ -27,6 +28,7 @@ def test_at_every_moment_somebody_of_each_role_is_left_alone(seed, scale, number
             assert len(befallen) <= numbers.of(role) - numbers.spared(role)
 
 
+@settings(max_examples=25)
 @given(SEEDS, SCALES)
 def test_nobody_suffers_two_faults_at_once_and_each_rests_between_two(seed, scale):
     by_target = {}
@@ -37,6 +39,7 @@ def test_nobody_suffers_two_faults_at_once_and_each_rests_between_two(seed, scal
         assert all(after.at_s - before.end_s >= rest_s for before, after in pairwise(faults))
 
 
+@settings(max_examples=25)
 @given(SEEDS, SCALES, st.floats(1.0, 200.0))
 def test_all_faults_end_while_the_schedule_lasts_and_none_lasts_for_ever(seed, scale, lasts_s):
     faults = schedule(Random(seed), scale, NUMBERS, lasts_s)
