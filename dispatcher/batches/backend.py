@@ -3,9 +3,10 @@
 """
 
 import errno
+import io
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
 
 from dispatcher.batches.errors import (
     BatchError,
@@ -16,6 +17,9 @@ from dispatcher.batches.errors import (
     StorageMissingError,
 )
 from dispatcher.batches.ranges import Range
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -86,6 +90,28 @@ def translated(path: str) -> Iterator[None]:
     except Exception as error:  # every fsspec implementation has errors of its own
         kind = _kind(error)
         raise kind(f"{path}: {_reason(error)}") from error
+
+
+def reader(raw: io.RawIOBase, path: str, buffer: int) -> BinaryIO:
+    """A buffered file over one that is open, whose reads fail with a `StorageError`."""
+    return io.BufferedReader(_Reads(raw, path), buffer)
+
+
+class _Reads(io.RawIOBase):
+    def __init__(self, raw: io.RawIOBase, path: str) -> None:
+        self._raw = raw
+        self._path = path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: "WriteableBuffer", /) -> int | None:
+        with translated(self._path):
+            return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
 
 
 def _kind(error: Exception) -> type[StorageError]:

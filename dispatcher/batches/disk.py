@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dispatcher.batches.backend import Found, translated
+from dispatcher.batches.backend import Found, reader, translated
 from dispatcher.batches.ranges import Range, read_joined
 
 _FOLDER_MODE = 0o700
@@ -47,7 +47,7 @@ class Disk:
     @contextmanager
     def open(self, path: str) -> Iterator[BinaryIO]:
         with translated(path):
-            handle = (self._root / path).open("rb", buffering=_BUFFER)
+            handle = reader((self._root / path).open("rb", buffering=0), path, _BUFFER)
         with handle:
             yield handle
 

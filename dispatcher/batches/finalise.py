@@ -9,13 +9,12 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dispatcher.batches.backend import Sink
-from dispatcher.batches.disk import read_at
 from dispatcher.batches.errors import ChangedInputError, DamagedPartError, MissingLinesError
 from dispatcher.batches.parse import read_custom_id
 from dispatcher.batches.parts import (
@@ -27,8 +26,9 @@ from dispatcher.batches.parts import (
     shard_entries,
 )
 from dispatcher.batches.plan import Plan
-from dispatcher.batches.ranges import Range, blocks, read_joined
+from dispatcher.batches.ranges import Range, blocks
 from dispatcher.batches.results import Usage, error_line, record_id
+from dispatcher.batches.spool import Spool
 from dispatcher.batches.storage import ERRORS, INPUT, OUTPUT, BatchFiles
 
 Fill = Callable[[int, str], bytes]
@@ -98,7 +98,7 @@ def incomplete_shards(files: BatchFiles, plan: Plan) -> list[int]:
 class _Index:
     """Records in a spool, and where each one is: a few bytes a line."""
 
-    def __init__(self, spool: Any) -> None:
+    def __init__(self, spool: Spool) -> None:
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self._spool = spool
@@ -163,21 +163,20 @@ def _custom_ids(files: BatchFiles, plan: Plan, lines: NDArray[np.uint32]) -> Ite
                 yield line, custom_id
 
 
-def _write(files: BatchFiles, spool: Any, rows: NDArray[np.void]) -> None:
+def _write(files: BatchFiles, spool: Spool, rows: NDArray[np.void]) -> None:
     """Write both files in the order of `rows`; neither appears before both are whole."""
-    spool.flush()
     with ExitStack() as sinks:
         for name, mine in ((OUTPUT, rows[rows["ok"]]), (ERRORS, rows[~rows["ok"]])):
             if len(mine):
-                _copy(spool.fileno(), mine, sinks.enter_context(files.writing(name)))
+                _copy(spool, mine, sinks.enter_context(files.writing(name)))
             else:
                 files.remove(name)
 
 
-def _copy(descriptor: int, rows: NDArray[np.void], sink: Sink) -> None:
+def _copy(spool: Spool, rows: NDArray[np.void], sink: Sink) -> None:
     for block in blocks(rows["length"].tolist(), _BLOCK_BYTES, _BLOCK_LINES):
         some = rows[block]
         ranges = [
             Range(*piece) for piece in zip(some["offset"].tolist(), some["length"].tolist(), strict=True)
         ]
-        sink.write(b"".join(read_joined(ranges, lambda span: read_at(descriptor, span))))
+        sink.write(b"".join(spool.read_ranges(ranges)))

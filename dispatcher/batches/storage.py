@@ -12,11 +12,10 @@ How bytes get there is the subject of `disk` and `bucket`. All of it blocks: cal
 """
 
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import fsspec
 
@@ -25,6 +24,7 @@ from dispatcher.batches.bucket import Bucket
 from dispatcher.batches.disk import Disk
 from dispatcher.batches.errors import InvalidNameError, StorageUrlError
 from dispatcher.batches.ranges import Range
+from dispatcher.batches.spool import Spool
 
 INPUT = "input.jsonl"
 PLAN = "plan.npy"
@@ -147,9 +147,9 @@ class BatchFiles:
         """Remove the batch's whole folder."""
         self._backend.remove(self._folder)
 
-    def spool(self) -> AbstractContextManager[Any]:
+    def spool(self) -> Spool:
         """Open a nameless temporary file, gone when closed; beside the batch's files when they are local."""
-        return tempfile.TemporaryFile(dir=self._backend.spool_folder(self._at(INPUT)), buffering=1024 * 1024)
+        return Spool(self._backend.spool_folder(self._at(INPUT)), f"{self._folder}: a temporary file")
 
     def _at(self, name: str) -> str:
         for step in name.split("/") if name else ():
