@@ -20,6 +20,11 @@ Between them only what is put at its ends is noticed at once, which is where RQ 
 _TERMS = ("share", "expires_at", "shard_costs", "cost_total", "shards")
 
 
+def memory_keys(name: str) -> list[str]:
+    """What is remembered of a queue, by its name; it may be deleted at any moment."""
+    return [keys.QUEUE_MEMORY.of(name), keys.QUEUE_TURNS.of(name), keys.QUEUE_EXPRESS.of(name)]
+
+
 class Turns:
     """Takes jobs off queues, each from the batch whose turn it is; jobs that are no shards go first."""
 
@@ -33,10 +38,9 @@ class Turns:
 
         `name` is the queue's, the others are RQ's keys of it. Raises StoreUnavailable.
         """
-        memory = [keys.QUEUE_MEMORY.of(name), keys.QUEUE_TURNS.of(name), keys.QUEUE_EXPRESS.of(name)]
         told: list[str] = []
         with translated():
-            while answer := self._ask([queue_key, intermediate_key, *memory], told):
+            while answer := self._ask([queue_key, intermediate_key, *memory_keys(name)], told):
                 job_id, *unknown = answer
                 if job_id:
                     return job_id

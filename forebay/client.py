@@ -124,7 +124,8 @@ class Forebay:
         the end (None, of both: as the dispatcher is set); ``share`` is how much of the fleet the batch gets
         beside others of its queue (above 0; one of 2 gets twice as much as one of 1); ``window`` is the time
         to the deadline, as ``24h`` or in seconds. Raises RefusedInput, which lists the bad lines, and
-        SettingsError for an unknown strategy or an impossible share.
+        SettingsError for an unknown strategy or an impossible share, and QueueFull when more requests would
+        wait in the queue than ``most_queued_requests`` says; then nothing is left behind.
         """
         options = Options(
             queue=queue,
@@ -143,6 +144,7 @@ class Forebay:
         return self._submit(source, str(getattr(source, "name", "input")), options)
 
     def _submit(self, source: BinaryIO, name: str, options: Options) -> BatchRecord:
+        self.check_room(options.queue, 1)  # before a large file is stored in vain
         record = submission.prepare(
             self.desk.storage,
             source,
@@ -152,7 +154,21 @@ class Forebay:
             slots=self._portal.call(self.desk.slots),
             limits=self.settings.limits,
         )
+        return self._publish_new(record)
+
+    def _publish_new(self, record: BatchRecord) -> BatchRecord:
+        """Queue what was just prepared, if there is room for it; else nothing of it stays."""
+        counts = record.request_counts
+        try:
+            self.check_room(record.forebay.queue, counts.total - counts.failed)
+        except BaseException:
+            self.desk.storage.files(record.id).remove_all()
+            raise
         return self.publish(record.id)
+
+    def check_room(self, queue: str, lines: int) -> None:
+        """Whether so many lines more may wait in a queue. Raises QueueFull."""
+        self._portal.call(self.desk.check_room, queue, lines)
 
     def retry(
         self,
@@ -169,7 +185,7 @@ class Forebay:
         Lines that were cancelled or expired are among them; lines that are no requests are left out, and
         counted in the new batch's metadata as ``retry_left_out``. Its metadata names the old batch as
         ``retry_of``. What is None is as it was in the old batch. Raises RetryRefused when that has not ended,
-        none of its lines failed, or its files are gone; DamagedFileError.
+        none of its lines failed, or its files are gone; DamagedFileError; QueueFull as for ``submit``.
         """
         record = retrying.prepare(
             self.desk.storage,
@@ -185,7 +201,7 @@ class Forebay:
             slots=self._portal.call(self.desk.slots),
             limits=self.settings.limits,
         )
-        return self.publish(record.id)
+        return self._publish_new(record)
 
     def publish(self, batch_id: str, *, window_s: float | None = None) -> BatchRecord:
         """Make a batch known and queue it, from its files alone; what is known and queued stays as it is.

@@ -13,7 +13,8 @@ from dispatcher.archive import Archive
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.record import BatchRecord, BatchStatus
 from dispatcher.batches.storage import Storage
-from forebay import recovery, submission
+from dispatcher.turns import memory_keys
+from forebay import admission, recovery, submission
 from forebay.errors import TooOld, UnknownBatch
 from forebay.recovery import Resumed
 from forebay.settings import FrontSettings
@@ -32,6 +33,7 @@ class Desk:
     def __init__(self, settings: FrontSettings) -> None:
         """No I/O yet. Raises SettingsError and StorageUrlError for impossible URLs."""
         self.redis_url = settings.redis_url
+        self._most_queued = settings.most_queued_requests
         self.storage = Storage(settings.storage)
         self.client = connect(settings.redis_url)
         self.connection = connect_sync(settings.redis_url)
@@ -67,6 +69,10 @@ class Desk:
         """How many requests the fleet takes at once now; the usual number while there are no workers."""
         view = await self.fleet.view()
         return sum(worker.limit for worker in view.workers) or submission.USUAL_SLOTS
+
+    async def check_room(self, queue: str, lines: int) -> None:
+        """Whether so many lines more may wait in a queue; see ``admission.check_room``."""
+        await admission.check_room(self.ledger, queue, lines, self._most_queued)
 
     async def publish(self, batch_id: str, window_s: float | None = None) -> BatchStatus:
         """Make a prepared batch known and queue it; see ``submission.publish``."""
@@ -130,6 +136,7 @@ def _ping(connection: SyncRedis) -> None:
 def _remove_queue(connection: SyncRedis, name: str) -> None:
     with translated():
         queues.queue(connection, name).delete(delete_jobs=True)
+        connection.delete(*memory_keys(name))
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -14,6 +14,7 @@
         +-- NoServer                no Valkey or Redis to start
         +-- ChildDied               a service that was started here ended
         +-- NoWorkerReady           no worker became ready in time
+        +-- QueueFull               as many requests wait in the queue as are allowed to
         +-- TooOld                  the Redis or Valkey lacks what is needed
         +-- BatchLost               the batch's files were lost or altered under it
         +-- WaitedTooLong           the time that the caller gave is over
@@ -76,6 +77,10 @@ class ChildDied(CannotWork):
 
 class NoWorkerReady(CannotWork):
     """No worker became ready in time; the message names each with its reason."""
+
+
+class QueueFull(CannotWork):
+    """As many requests wait in the queue as are allowed to; the message says how many, and what to do."""
 
 
 class TooOld(CannotWork):

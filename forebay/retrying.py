@@ -103,6 +103,7 @@ def _options(old: BatchRecord, changes: Changes, left_out: int) -> Options:
         detail=before.detail,
         strategy=before.strategy,
         hedge=before.hedge,
+        share=before.share,
         priority=before.priority,
         window_s=parse_duration(old.completion_window),
         metadata=metadata,

@@ -23,7 +23,7 @@ from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
 from dispatcher.batches.storage import BatchFiles, Storage
 from forebay import explanations, submission
 from forebay.client import Forebay
-from forebay.errors import BatchLost, NoWorkerReady, RunRefused
+from forebay.errors import BatchLost, NoWorkerReady, QueueFull, RunRefused
 from forebay.interrupts import Interrupts
 from forebay.local import LocalServices, LocalSettings
 from forebay.progress import Progress
@@ -109,14 +109,14 @@ def run(settings: RunSettings, watcher: Watcher) -> Outcome:
     """Run a file. From the main thread only.
 
     Raises RunRefused, RefusedInput and SettingsError before anything is started; later NoServer, ChildDied,
-    NoWorkerReady, StoreUnavailable, StorageError. KeyboardInterrupt comes out only before the batch is
-    published; afterwards it is an outcome.
+    QueueFull, NoWorkerReady, StoreUnavailable, StorageError. KeyboardInterrupt comes out only before the
+    batch is published; afterwards it is an outcome.
     """
     started = time.monotonic()
     _check(settings)
     with Interrupts() as interrupts, RunState(settings.output) as state:
         batch_id, resumed = _take_in_or_up(settings, state)
-        batch = _Batch(settings, state, batch_id)
+        batch = _Batch(settings, state, batch_id, fresh=not resumed)
         watcher.started(submission.read_record(batch.files), resumed=resumed)
         outcome: Outcome | None = None
         try:
@@ -220,7 +220,8 @@ def _take_in(settings: RunSettings, state: RunState) -> str:
 class _Batch:
     """One run's batch: its files, and what the services must know to serve it."""
 
-    def __init__(self, settings: RunSettings, state: RunState, batch_id: str) -> None:
+    def __init__(self, settings: RunSettings, state: RunState, batch_id: str, *, fresh: bool) -> None:
+        """`fresh`: it was taken in just now, so that nothing of it was ever sent."""
         manifest = state.manifest()
         assert manifest is not None, "a run that goes on has a manifest"
         self.id = batch_id
@@ -228,6 +229,7 @@ class _Batch:
         self.state = state
         self.private = manifest.storage is None
         self.published = False
+        self.fresh = fresh
         self.storage = manifest.storage or str(state.storage)
         self.files: BatchFiles = Storage(self.storage).files(batch_id)
         try:
@@ -266,12 +268,25 @@ class _Run:
         if self._forebay.warning:
             self._watcher.note(self._forebay.warning)
         try:
+            self._check_room()
             self._register()
             self._wait_for_a_worker()
             return self._watched()
         finally:
             self._services.drain()
             self._leave_the_fleet()
+
+    def _check_room(self) -> None:
+        """Refuse a file for which somebody's queue has no room; a Redis of our own has nobody to protect."""
+        batch = self._batch
+        if batch.settings.redis_url is None or not batch.fresh:
+            return
+        counts = submission.read_record(batch.files).request_counts
+        try:
+            self._forebay.check_room(batch.queue, counts.total - counts.failed)
+        except QueueFull:
+            batch.files.remove_all()
+            raise
 
     def _register(self) -> None:
         for spec in self._batch.settings.workers:

@@ -16,6 +16,9 @@ class FrontSettings(ServiceSettings):
         default_factory=default_storage,
         description="where batches' files are: a folder or any fsspec URL; the dispatchers must see the same",
     )
+    most_queued_requests: int = Field(
+        default=5_000_000, ge=1, description="requests that may wait in a queue before files are refused"
+    )
     limits: Limits = Field(default=Limits(), description="what an input file may hold")
 
 

@@ -17,6 +17,8 @@ from workers.connection import AsyncRedis, text_fields, translated
 from workers.errors import Fenced
 from workers.scripts import Scripts
 
+_ENTRIES_AT_ONCE = 500
+_COUNTS = ("queue", "status", "total", "completed", "failed")
 _SHARD_FIELD = re.compile(r"(\w+)=(\S+)")
 
 
@@ -198,6 +200,20 @@ class Ledger:
             ids = [str(name) for name in await self.client.zrevrange(keys.BATCHES.of(), 0, limit - 1)]
         return list((await self.entries(ids)).values())
 
+    async def lines_left(self, queue: str) -> int:
+        """How many lines have no result yet, in all batches of a queue that have not ended."""
+        with translated():
+            ids = [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
+        left = 0
+        for start in range(0, len(ids), _ENTRIES_AT_ONCE):
+            with translated():
+                async with self.client.pipeline(transaction=False) as pipeline:
+                    for batch_id in ids[start : start + _ENTRIES_AT_ONCE]:
+                        pipeline.hmget(keys.BATCH.of(batch_id), _COUNTS)
+                    found = await pipeline.execute()
+            left += sum(_lines_left(queue, *fields) for fields in found)
+        return left
+
     async def set_fields(self, batch_id: str, fields: Mapping[str, str]) -> bool:
         """Write fields that no move depends on; False: there is no such batch, and none is made."""
         flat = [text for item in fields.items() for text in item]
@@ -256,6 +272,13 @@ def record_of(entry: Entry) -> BatchRecord:
             **times,
         }
     )
+
+
+def _lines_left(wanted: str, queue: str | None, status: str | None, *counts: str | None) -> int:
+    if queue != wanted or status is None or BatchStatus(status).final:
+        return 0
+    total, completed, failed = (int(count or 0) for count in counts)
+    return max(0, total - completed - failed)
 
 
 def _to_entry(batch_id: str, fields: Mapping[str, str]) -> Entry:

@@ -52,7 +52,8 @@ def submit(
 ) -> None:
     """Check a batch file and queue it; prints the batch with its id.
 
-    A file with bad lines is refused, with their numbers and reasons, and exit code 2.
+    A file with bad lines is refused, with their numbers and reasons, and exit code 2; one for which the queue
+    has no room (most_queued_requests) with exit code 4.
     """
     with open_client(redis, storage) as forebay:
         record = forebay.submit(
