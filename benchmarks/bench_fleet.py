@@ -109,7 +109,7 @@ def write_batch(path: Path, tokens: Sequence[int], *, foretold: bool, ceiling: i
 
 @dataclass(slots=True)
 class Outcome:
-    """How one batch went. CPU is of all dispatchers, in seconds."""
+    """How one batch went. CPU is of all dispatchers, in seconds, if none of them ended meanwhile."""
 
     elapsed_s: float
     completed: int
@@ -118,6 +118,8 @@ class Outcome:
     by_worker: dict[str, int] = field(default_factory=dict)
     tokens: list[int] = field(default_factory=list)
     """Of each answer, as its engine counted."""
+    sent_again: int = 0
+    """Attempts beyond the first of each answered line."""
     cpu_s: float = 0.0
     rss_mib: float = 0.0
 
@@ -160,14 +162,15 @@ class Rig:
             self.storage, batch.open("rb"), name=batch.name, options=Options(), now_s=time.time()
         )
         dispatchers = [psutil.Process(p.pid) for name, p in self.services.items() if "dispatcher" in name]
-        cpu_before = sum(sum(one.cpu_times()[:2]) for one in dispatchers)
+        cpu_before = _cpu_s(dispatchers)
         began = time.monotonic()
         await publish(self.ledger, connect_sync(self.url), self.storage.files(record.id))
         entry = await self._until_ended(record.id)
         elapsed_s = time.monotonic() - began
         outcome = self._read(record.id, entry, elapsed_s)
-        outcome.cpu_s = sum(sum(one.cpu_times()[:2]) for one in dispatchers) - cpu_before
-        outcome.rss_mib = max((one.memory_info().rss for one in dispatchers), default=0) / 2**20
+        living = [one for one in dispatchers if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        outcome.cpu_s = _cpu_s(living) - cpu_before
+        outcome.rss_mib = max((one.memory_info().rss for one in living), default=0) / 2**20
         return outcome
 
     async def _until_ended(self, batch_id: str) -> Entry:
@@ -183,14 +186,23 @@ class Rig:
         by_worker: dict[str, int] = {}
         seen: set[str] = set()
         tokens: list[int] = []
+        sent_again = 0
         output = Path(self.storage.url, "batches", batch_id, OUTPUT)
         for raw in output.read_bytes().splitlines() if output.exists() else ():
             line = json.loads(raw)
             tokens.append(line["response"]["body"]["usage"]["completion_tokens"])
             seen.add(line["custom_id"])
             worker = line["forebay"]["worker"]
+            sent_again += line["forebay"]["attempts"] - 1
             by_worker[worker] = by_worker.get(worker, 0) + 1
-        return Outcome(elapsed_s, entry.completed, entry.failed, len(tokens) - len(seen), by_worker, tokens)
+        doubled = len(tokens) - len(seen)
+        return Outcome(
+            elapsed_s, entry.completed, entry.failed, doubled, by_worker, tokens, sent_again=sent_again
+        )
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(one.cpu_times()[:2]) for one in processes)
 
 
 @contextlib.asynccontextmanager
