@@ -29,9 +29,9 @@ MOST_ASKS = 256
 _WAITING_PER_SLOT = 0.5
 _LEAST_WAITING = 16
 _LEAST_PATIENT = 256
-"""So many requests that wait for a faster worker, or one for each slot, are not counted as waiting: others may go
-meanwhile. Each of them waits for a slot of its own, so with fewer a large fleet's slow workers would find nobody
-who wants them."""
+"""So many requests that wait for a faster worker, or one for each slot, are not counted as waiting: others
+may go meanwhile. Each waits for a slot of its own, so with fewer a large fleet's slow workers would find
+nobody who wants them."""
 _MOST_STRANDED = 4096
 """Requests without any worker that may wait before nothing more is brought: bounds what they hold."""
 _SCOUTS = 4

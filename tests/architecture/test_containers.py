@@ -28,8 +28,9 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 
 KNOWN_TOP = {"name", "services", "volumes", "networks", "configs", "secrets", "include"}
 KNOWN_OF_A_SERVICE = {
-    "build", "command", "depends_on", "entrypoint", "env_file", "environment", "expose", "extra_hosts",
-    "healthcheck", "image", "init", "ports", "profiles", "restart", "stop_grace_period", "volumes",
+    "build", "cap_drop", "command", "depends_on", "deploy", "entrypoint", "env_file", "environment", "expose",
+    "extra_hosts", "healthcheck", "image", "init", "ports", "profiles", "read_only", "restart",
+    "security_opt", "stop_grace_period", "tmpfs", "volumes",
 }  # fmt: skip
 DURATION = re.compile(r"^(\d+(us|ms|s|m|h))+$")
 
@@ -67,12 +68,17 @@ def test_the_services_are_those_of_the_documents():
         *ENGINES,
         "register",
     }
+    watching = {name for name, service in SERVICES.items() if service.get("profiles") == ["watch"]}
+    assert watching == {"prometheus", "grafana"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_value_has_the_type_that_the_specification_asks_for(name: str):
     service = SERVICES[name]
-    for key in ("command", "entrypoint", "volumes", "ports", "expose", "extra_hosts", "profiles"):
+    for key in (
+        "cap_drop", "command", "entrypoint", "expose", "extra_hosts", "ports", "profiles", "security_opt",
+        "tmpfs", "volumes",
+    ):  # fmt: skip
         # A bare number or boolean would be refused, or read as something else, by Docker.
         assert all(isinstance(word, str) for word in service.get(key, [])), key
     assert all(isinstance(value, str) for value in service.get("environment", {}).values())
@@ -80,7 +86,8 @@ def test_every_value_has_the_type_that_the_specification_asks_for(name: str):
     assert service.get("restart", "no") in {"no", "always", "on-failure", "unless-stopped"}
     health = service.get("healthcheck", {})
     assert health.keys() <= {"test", "interval", "timeout", "retries", "start_period"}
-    durations = [health.get("interval"), health.get("timeout"), service.get("stop_grace_period")]
+    durations = [health.get(key) for key in ("interval", "timeout", "start_period")]
+    durations.append(service.get("stop_grace_period"))
     assert all(DURATION.match(duration) for duration in durations if duration is not None)
     assert "test" not in health or health["test"][0] in {"CMD", "CMD-SHELL"}
 
@@ -125,15 +132,53 @@ def test_who_is_waited_for_exists_and_can_become_healthy(name: str):
 
 
 def test_every_volume_is_declared_and_every_declared_one_used():
-    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
+    used = {source for source, _ in mounts() if not source.startswith(".")}
     assert used == set(COMPOSE["volumes"])
+
+
+def mounts() -> list[tuple[str, str]]:
+    """What is mounted, and where: volumes by name, files and folders of the checkout as ./PATH."""
+    found = [volume.split(":") for service in SERVICES.values() for volume in service.get("volumes", [])]
+    return [(source, target) for source, target, *_ in found]
+
+
+def test_every_file_that_is_mounted_is_there():
+    files = [ROOT / source for source, _ in mounts() if source.startswith(".")]
+    assert len(files) == 3
+    assert [file for file in files if not file.exists()] == []
+
+
+@pytest.mark.parametrize("name", [name for name in SERVICES if name not in {*ENGINES, "register"}])
+def test_what_runs_for_long_is_watched_restarted_and_has_its_bounds(name: str):
+    service = SERVICES[name]
+    assert service["restart"] == "unless-stopped"
+    assert {"test", "interval", "timeout", "retries"} <= service["healthcheck"].keys()
+    limits = service["deploy"]["resources"]["limits"]
+    assert limits.keys() <= {"cpus", "memory"}
+    assert re.fullmatch(r"\d+[MG]", limits["memory"])
+    assert isinstance(limits.get("cpus", ""), str)
+
+
+@pytest.mark.parametrize("name", ["monitor", "dispatcher"])
+def test_our_services_can_write_only_where_they_have_to(name: str):
+    service = SERVICES[name]
+    assert service["read_only"] is True
+    assert (service["tmpfs"], service["cap_drop"]) == (["/tmp"], ["ALL"])
+    assert service["security_opt"] == ["no-new-privileges:true"]
 
 
 def test_valkey_keeps_its_data_and_drops_no_key():
     valkey = SERVICES["valkey"]
     flags = dict(zip(valkey["command"][1::2], valkey["command"][2::2], strict=True))
-    assert flags == {"--appendonly": "yes", "--maxmemory-policy": "noeviction"}
+    assert flags == {
+        "--appendonly": "yes",
+        "--appendfsync": "everysec",
+        "--maxmemory": "768mb",
+        "--maxmemory-policy": "noeviction",
+    }
     assert valkey["volumes"] == ["valkey:/data"]
+    # It must refuse before the kernel kills it, with room for a rewrite of its file.
+    assert valkey["deploy"]["resources"]["limits"]["memory"] == f"{768 * 2}M"
 
 
 def test_dispatchers_scale():
@@ -155,7 +200,47 @@ def test_the_fleet_of_the_demo_is_registered_whole_and_is_of_two_runtimes():
 @pytest.mark.parametrize("name", ["monitor", "dispatcher"])
 def test_health_is_asked_on_the_port_that_is_served(name: str):
     port = SERVICES[name]["environment"]["FOREBAY_METRICS_PORT"]
-    assert f"http://127.0.0.1:{port}/" in SERVICES[name]["healthcheck"]["test"][-1]
+    assert f"'http://127.0.0.1:{port}/readyz'" in SERVICES[name]["healthcheck"]["test"][-1]
+
+
+# -- the profile watch -----------------------------------------------------------------------------------
+
+
+def read(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_prometheus_scrapes_every_replica_of_our_services_at_its_port_and_reads_the_alerts():
+    said = read("deploy/prometheus/prometheus.yml")
+    scraped = {
+        name: str(where["port"])
+        for job in said["scrape_configs"]
+        for where in job["dns_sd_configs"]
+        for name in where["names"]
+    }
+    assert scraped == {
+        name: SERVICES[name]["environment"]["FOREBAY_METRICS_PORT"] for name in ("monitor", "dispatcher")
+    }
+    for file in said["rule_files"]:
+        assert (ROOT / "deploy" / "prometheus" / file).is_file()
+    assert ("./deploy/prometheus", "/etc/prometheus") in mounts()
+
+
+def test_grafana_finds_its_data_source_and_the_dashboard():
+    [source] = read("deploy/grafana/provisioning/datasources/prometheus.yml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert SERVICES["prometheus"]["ports"] == ["127.0.0.1:9090:9090"]
+    [provider] = read("deploy/grafana/provisioning/dashboards/forebay.yml")["providers"]
+    folder = provider["options"]["path"]
+    assert ("./deploy/grafana/forebay.json", f"{folder}/forebay.json") in mounts()
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{folder}/forebay.json"
+
+
+def test_what_is_published_listens_to_this_host_only():
+    published = [port for service in SERVICES.values() for port in service.get("ports", [])]
+    assert len(published) == 3
+    assert [port for port in published if not port.startswith("127.0.0.1:")] == []
 
 
 # -- the image -----------------------------------------------------------------------------------------
