@@ -25,7 +25,6 @@ class Story:
     begun_s: float
     ended_s: float
     status: str
-    cancel_asked: bool
     resumed: int
     """How often an operator had to resume it."""
     repeated: int
