@@ -102,9 +102,9 @@ def _pool() -> tuple[str, list[int]]:
 _TEXT, _STARTS = _pool()
 
 
-def fingerprint(seed: int, body: bytes) -> bytes:
-    """Sixteen bytes for a seed and a request; everything random about the answer is drawn from them."""
-    return hashlib.blake2b(body, digest_size=16, key=str(seed).encode()[:64]).digest()
+def fingerprint(seed: int, asked: bytes) -> bytes:
+    """Sixteen bytes for a seed and what a request asks; everything random of the answer is drawn from them."""
+    return hashlib.blake2b(asked, digest_size=16, key=str(seed).encode()[:64]).digest()
 
 
 def drawn_length(digest: bytes, index: int, *, median: float, sigma: float) -> int:

@@ -42,11 +42,13 @@ class Call:
     """A request that may run.
 
     ``prompts`` holds the token count of every prompt; each gets ``n`` answers of at most ``max_tokens``
-    tokens, or of exactly as many when ``exact``. ``model`` is the name to answer with.
+    tokens, or of exactly as many when ``exact``. ``model`` is the name to answer with. ``asked`` is what the
+    answer is made from: the same for the same request, however whoever passed it on has written its JSON.
     """
 
     path: str
     model: str
+    asked: bytes
     prompts: tuple[int, ...]
     n: int
     max_tokens: int
@@ -73,11 +75,27 @@ def _read(path: str, raw: bytes, dialect: Dialect) -> Call:
     model = dialect.model_for(body.get("model"))
     if path == CHAT:
         _check_messages(path, prompt, dialect)
-    asked = _asked_tokens(body, dialect)
+    ceiling = _asked_tokens(body, dialect)
     prompts = _prompt_tokens(path, prompt)
-    room = min(_room(tokens, asked, dialect) for tokens in prompts) if path != EMBEDDINGS else 1
-    exact = asked is not None and bool(body.get("ignore_eos") or body.get("min_tokens"))
-    return Call(path, model, prompts, _choices(body, dialect), room, exact)
+    room = min(_room(tokens, ceiling, dialect) for tokens in prompts) if path != EMBEDDINGS else 1
+    exact = ceiling is not None and bool(body.get("ignore_eos") or body.get("min_tokens"))
+    asked = asked_for(prompt, body.get("seed"))
+    return Call(path, model, asked, prompts, _choices(body, dialect), room, exact)
+
+
+def asked_for(prompt: object, seed: object = None) -> bytes:
+    """What tells a request from others: its prompt, given as its JSON has it, and its seed.
+
+    Of messages the texts count and not what surrounds them, which routers on the way add to and reorder.
+    """
+    texts = [_said(each) for each in prompt] if isinstance(prompt, list) else [_said(prompt)]
+    return msgspec.json.encode([texts, seed])
+
+
+def _said(entry: object) -> object:
+    """An entry's text; token ids, a list of them or one, are their own text."""
+    ids = entry if isinstance(entry, list) else [entry]
+    return entry if ids and all(isinstance(each, int) for each in ids) else _text(entry)
 
 
 def prompt_head(raw: bytes, limit: int = 80) -> str:

@@ -193,7 +193,7 @@ class Engine:
         except RefusedError as refused:
             self._answer(exchange, refused.reply)
             return
-        digest = answers.fingerprint(self.settings.seed, exchange.request.body)
+        digest = answers.fingerprint(self.settings.seed, call.asked)
         parts = [self._part(call, digest, index) for index in range(call.choices)]
         job = Job(parts, lambda: self._answer(exchange, self._reply(call, digest, parts)))
         exchange.on_gone = partial(self._abandon, exchange, job)

@@ -49,7 +49,7 @@ class EngineSettings(BaseModel):
     max_model_len: Annotated[int, Field(ge=2)] = 8192
 
     seed: int = 0
-    """The same seed and the same request body give the same answer, on every engine of the same settings."""
+    """The same seed, prompt and request's seed give the same answer, on every engine of the same settings."""
     answer_tokens_median: Annotated[float, Field(gt=0.0)] = 128.0
     answer_tokens_sigma: NotNegative = 0.8
     """Spread of the lognormal from which the length of an answer is drawn; 0 makes every answer the median.

@@ -83,6 +83,40 @@ async def test_an_answer_that_ends_by_itself_says_stop_and_one_that_is_cut_says_
     assert engine.state()["load"]["finished"] == {"stop": 1, "length": 1, "abort": 0, "error": 0}
 
 
+@pytest.mark.parametrize(
+    "rewritten",
+    [
+        {"n": 1, "messages": [{"content": "hello", "role": "user", "name": None}], "stream": False},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}], "user": "somebody"},
+    ],
+)
+async def test_a_request_whose_json_was_rewritten_on_the_way_gets_the_same_answer(
+    rewritten: dict[str, object],
+):
+    async with start() as engine, connect(engine) as client:
+        sent = (await client.post(CHAT, json=chat())).json()
+        passed_on = (await client.post(CHAT, json=rewritten)).json()
+    assert passed_on["choices"] == sent["choices"]
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ({"prompt": "one"}, {"prompt": "two"}),
+        ({"prompt": "one"}, {"prompt": "one", "seed": 1}),
+        ({"prompt": [1, 2]}, {"prompt": [1, 3]}),
+        ({"prompt": [[1], [2]]}, {"prompt": [[1], [3]]}),
+        ({"prompt": ["ab", "c"]}, {"prompt": ["a", "bc"]}),
+    ],
+)
+async def test_other_prompts_and_other_seeds_get_other_answers(
+    pair: tuple[dict[str, object], dict[str, object]],
+):
+    async with start() as engine, connect(engine) as client:
+        one, other = [(await client.post("/v1/completions", json=body)).json()["choices"] for body in pair]
+    assert one != other
+
+
 async def test_every_prompt_of_a_completion_gets_n_choices():
     async with start() as engine, connect(engine) as client:
         body = {"prompt": ["one", "two"], "n": 3, "max_tokens": 4, "ignore_eos": True}
