@@ -103,7 +103,7 @@ _TEXT, _STARTS = _pool()
 
 
 def fingerprint(seed: int, asked: bytes) -> bytes:
-    """Sixteen bytes for a seed and what a request asks; everything random of the answer is drawn from them."""
+    """Sixteen bytes for a seed and what a request asks; all chance in its answer is drawn from them."""
     return hashlib.blake2b(asked, digest_size=16, key=str(seed).encode()[:64]).digest()
 
 

@@ -48,6 +48,9 @@ def simulate_engine(  # one parameter for each flag; typer passes them by keywor
     max_model_len: Annotated[
         int, typer.Option(help="Longest prompt and answer together, in tokens.")
     ] = _DEFAULTS.max_model_len,
+    prefix_caching: Annotated[
+        bool, typer.Option(help="Read the beginning of a prompt once only, while it is remembered.")
+    ] = _DEFAULTS.prefix_caching,
     seed: Annotated[int, typer.Option(help="Same seed and request, same answer.")] = _DEFAULTS.seed,
     answer_tokens_median: Annotated[
         float, typer.Option(help="Median length of an answer that nothing cuts, in tokens.")
@@ -98,6 +101,7 @@ def simulate_engine(  # one parameter for each flag; typer passes them by keywor
             max_queued=max_queued,
             kv_tokens=kv_tokens,
             max_model_len=max_model_len,
+            prefix_caching=prefix_caching,
             seed=seed,
             answer_tokens_median=answer_tokens_median,
             answer_tokens_sigma=answer_tokens_sigma,

@@ -35,6 +35,7 @@ from forebay.simulator.faults import (
     StateFault,
     ZeroLoadFault,
 )
+from forebay.simulator.prefixes import PrefixCache
 from forebay.simulator.reply import Reply
 from forebay.simulator.sglang import SglangDialect
 from forebay.simulator.sglang_loads import loads_reply
@@ -70,6 +71,7 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._dialect = _DIALECTS[settings.runtime](settings, time.time())
         self._workload = Workload(settings.pace())
+        self._prefixes = PrefixCache(settings.kv_tokens) if settings.prefix_caching else None
         self._board = FaultBoard()
         self._listener = listener
         self._refusing = False
@@ -194,7 +196,8 @@ class Engine:
             self._answer(exchange, refused.reply)
             return
         digest = answers.fingerprint(self.settings.seed, call.asked)
-        parts = [self._part(call, digest, index) for index in range(call.choices)]
+        known = self._prefixes.read(call.asked) if self._prefixes is not None else 0
+        parts = [self._part(call, digest, index, known) for index in range(call.choices)]
         job = Job(parts, lambda: self._answer(exchange, self._reply(call, digest, parts)))
         exchange.on_gone = partial(self._abandon, exchange, job)
         if not self._workload.try_run(job):
@@ -208,8 +211,8 @@ class Engine:
             raise RefusedError(self._dialect.no_embeddings())
         return read_call(request.path, request.body, self._dialect)
 
-    def _part(self, call: Call, digest: bytes, index: int) -> Part:
-        prompt_tokens = call.prompts[index // call.n]
+    def _part(self, call: Call, digest: bytes, index: int, known: int) -> Part:
+        prompt_tokens = max(1, call.prompts[index // call.n] - known)
         if call.path == EMBEDDINGS:
             return Part(prompt_tokens, 0, stopped=True)
         if call.exact:

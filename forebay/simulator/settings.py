@@ -47,6 +47,10 @@ class EngineSettings(BaseModel):
     """
     kv_tokens: Annotated[int, Field(ge=1)] = 131_072
     max_model_len: Annotated[int, Field(ge=2)] = 8192
+    prefix_caching: bool = False
+    """Whether the beginning of a prompt that was read lately takes no time again; as many tokens are kept as
+    the KV cache holds.
+    """
 
     seed: int = 0
     """The same seed, prompt and request's seed give the same answer, on every engine of the same settings."""
