@@ -20,7 +20,7 @@ export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test chaos check bench test-engines lock clean
+.PHONY: help demo test chaos check bench peers test-engines lock clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,6 +44,10 @@ check: $(READY) ## style, types, import rules, and that documents, metadata and 
 bench: $(READY) ## the benchmarks, each a table; one alone: make bench BENCHMARKS=decision
 	@set -e; for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py; done
 
+# What is measured stays in .cache/peers/runs.jsonl; a run that is there is not repeated.
+peers: $(READY) ## Forebay beside other routers, into docs/benchmarks.md; hours; PEERS='--scenario killed --seeds 1'
+	$(BIN)/python -m benchmarks.peers --page docs/benchmarks.md $(PEERS)
+
 test-engines: $(READY) ## the tests against real vLLM and llama.cpp on the CPU, or why they cannot be run here
 	$(BIN)/python tests/engines/environment.py
 	$(PYTEST) -m engines tests/engines
@@ -53,9 +57,10 @@ lock: ## resolve requirements/ anew from pyproject.toml; needs uv
 	$(LOCK) pyproject.toml --extra embedded --extra s3 -o requirements/run.txt
 	$(LOCK) pyproject.toml --extra embedded --extra s3 --group dev --constraint requirements/run.txt -o requirements/dev.txt
 	$(LOCK) --group build --constraint requirements/dev.txt -o requirements/build.txt
+	@set -e; for pins in benchmarks/peers/requirements/*.in; do $(LOCK) $$pins -o $${pins%.in}.txt; done
 
 clean: ## remove what was made here
-	rm -rf $(VENV) build dist demo-output chaos-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .cache build dist demo-output chaos-output .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is touched last, so that an interrupted set-up is done again.

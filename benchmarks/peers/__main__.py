@@ -1,0 +1,83 @@
+"""The command, see ``arguments``: it measures what is missing, one run after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from benchmarks.peers import arguments, environments, page, record
+from benchmarks.peers.environments import Unavailable
+from benchmarks.peers.record import Machine, Measured, Record
+from benchmarks.peers.runs import measure
+from benchmarks.peers.systems import SYSTEMS, Case, Kind, cases
+
+
+def main() -> int:
+    parser = arguments.parser()
+    told = parser.parse_args()
+    try:
+        wanted = cases(arguments.wish(told))
+    except ValueError as error:
+        parser.error(str(error))
+    if told.page_only:
+        _write_page(told.json, told.page or arguments.PAGE)
+        return 0
+    missing = record.missing(wanted, record.read(told.json))
+    if told.list:
+        for case in wanted:
+            print("to do " if case in missing else "done  ", case.key)
+        return 0
+    for number, case in enumerate(missing, 1):
+        done = _run(case)
+        record.add(told.json, done)
+        print(f"{number}/{len(missing)} {case.key}: {page.said(done)}", flush=True)
+    if told.page is not None:
+        _write_page(told.json, told.page)
+    return 0
+
+
+def _run(case: Case) -> Record:
+    load_before = os.getloadavg()[0]
+    measured: Measured | None = None
+    why: str | None = None
+    try:
+        measured = asyncio.run(measure(case))
+    except Unavailable as error:
+        why = str(error)
+    return Record(
+        case=case,
+        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        version=_version(case),
+        machine=Machine(
+            cores=os.cpu_count() or 1,
+            memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
+            python=platform.python_version(),
+            load_before=load_before,
+            load_after=os.getloadavg()[0],
+        ),
+        measured=measured,
+        why=why,
+    )
+
+
+def _version(case: Case) -> str | None:
+    system = SYSTEMS[case.system]
+    if system.kind is Kind.FOREBAY:
+        return metadata.version("forebay")
+    return environments.version(system.package) if system.package else metadata.version("aiohttp")
+
+
+def _write_page(runs: Path, target: Path) -> None:
+    target.write_text(page.text(record.read(runs)), encoding="utf-8")
+    print(f"wrote {target}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
