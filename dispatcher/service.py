@@ -38,6 +38,7 @@ from dispatcher.settings import DispatcherSettings
 from dispatcher.shard import ShardRunner
 from dispatcher.speeds import Speeds
 from dispatcher.survey import Survey, survey
+from dispatcher.sweeping import Sweeping
 from workers.connection import connect, connect_sync, server_facts
 from workers.errors import StoreUnavailable
 from workers.store import FleetStore
@@ -94,6 +95,7 @@ class Dispatcher:
             onlooker=self._saw,
         )
         storage = Storage(settings.storage)
+        self._sweeping = Sweeping(storage, self._ledger, settings.queues)
         self._shards = ShardRunner(
             storage,
             self._ledger,
@@ -209,6 +211,7 @@ class Dispatcher:
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
                     self._every(LOOK_S, mending.look),
+                    self._every(self.settings.sweep_interval_s, self._sweeping.look),
                 )
             ]
             await self._claim_jobs(claims, held, group)

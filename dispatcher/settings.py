@@ -54,6 +54,9 @@ class DispatcherSettings(ServiceSettings):
     part_age_s: float = Field(default=1.0, gt=0, description="age at which fewer results make one")
     drain_timeout_s: float = Field(default=30.0, ge=0, description="SIGTERM: time for what is in flight")
     watch_interval_s: float = Field(default=1.0, gt=0, description="how soon a cancelled batch is noticed")
+    sweep_interval_s: float = Field(
+        default=60.0, ge=0.1, description="from one look for batches whose time is over to the next"
+    )
     metrics_port: int | None = Field(default=None, ge=0, le=65535, description="None: no metrics page")
     metrics_host: str = Field(default="127.0.0.1", description="address of the metrics page")
 

@@ -32,7 +32,7 @@ from dispatcher.inline_request import InlineRequestError, read_request
 from dispatcher.records import DecisionRecord
 from forebay import explanations, retrying, submission
 from forebay import results as result_files
-from forebay.desk import Desk
+from forebay.desk import Desk, Forgotten
 from forebay.durations import parse_duration
 from forebay.errors import WaitedTooLong
 from forebay.explanations import Explained
@@ -114,6 +114,7 @@ class Forebay:
         hedge: bool | None = None,
         share: float = 1.0,
         window: str | float = "24h",
+        keep: str | float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> BatchRecord:
         """Store, check and plan a batch file (a path, or a file open for reading bytes), and queue it.
@@ -123,9 +124,11 @@ class Forebay:
         are chosen; ``hedge`` says whether requests on slow workers may get a second attempt on faster ones at
         the end (None, of both: as the dispatcher is set); ``share`` is how much of the fleet the batch gets
         beside others of its queue (above 0; one of 2 gets twice as much as one of 1); ``window`` is the time
-        to the deadline, as ``24h`` or in seconds. Raises RefusedInput, which lists the bad lines, and
-        SettingsError for an unknown strategy or an impossible share, and QueueFull when more requests would
-        wait in the queue than ``most_queued_requests`` says; then nothing is left behind.
+        to the deadline, as ``24h`` or in seconds; ``keep`` how long its files and keys stay after its end, as
+        ``30d``, in seconds, or ``forever`` (None: as it is configured, else for ever). Raises RefusedInput,
+        which lists the bad lines, and SettingsError for an unknown strategy or an impossible share, and
+        QueueFull when more requests would wait in the queue than ``most_queued_requests`` says; then nothing
+        is left behind.
         """
         options = Options(
             queue=queue,
@@ -136,6 +139,7 @@ class Forebay:
             hedge=hedge,
             share=share,
             window_s=parse_duration(str(window)),
+            keep_s=self.settings.keep_s(keep),
             metadata=metadata,
         )
         if isinstance(source, str | os.PathLike):
@@ -179,6 +183,7 @@ class Forebay:
         strategy: str | None = None,
         hedge: bool | None = None,
         window: str | float | None = None,
+        keep: str | float | None = None,
     ) -> BatchRecord:
         """Make a new batch of only the failed lines of one that has ended, and queue it.
 
@@ -196,6 +201,7 @@ class Forebay:
                 strategy=strategy,
                 hedge=hedge,
                 window_s=None if window is None else parse_duration(str(window)),
+                keep=keep,
             ),
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
@@ -240,9 +246,13 @@ class Forebay:
         """
         return self._portal.call(self.desk.cancel, batch_id)
 
-    def forget(self, batch_id: str, *, with_queue: bool = False) -> None:
-        """Remove what Redis knows of a batch, and its queue if that was its alone; its files stay."""
-        self._portal.call(self.desk.forget, batch_id, with_queue)
+    def forget(self, batch_id: str, *, with_queue: bool = False, files: bool = False) -> Forgotten:
+        """Remove what Redis knows of a batch that has ended; says what there was.
+
+        ``with_queue``: and its queue, which was its alone. ``files``: and its files, for good; else they
+        stay, and ``resume`` brings it back. Raises NotEnded, and UnknownBatch when there is nothing of it.
+        """
+        return self._portal.call(self.desk.forget, batch_id, with_queue, files)
 
     def progress(
         self,

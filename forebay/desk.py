@@ -6,16 +6,18 @@ the same desk. How a file becomes a batch is ``submission``'s subject.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from anyio import to_thread
 
 from dispatcher import queues
 from dispatcher.archive import Archive
 from dispatcher.batches.ledger import Entry, Ledger, record_of
-from dispatcher.batches.record import BatchRecord, BatchStatus
+from dispatcher.batches.record import BatchRecord, BatchStatus, is_batch_id
 from dispatcher.batches.storage import Storage
 from dispatcher.turns import memory_keys
 from forebay import admission, recovery, submission
-from forebay.errors import TooOld, UnknownBatch
+from forebay.errors import NotEnded, TooOld, UnknownBatch
 from forebay.recovery import Resumed
 from forebay.settings import FrontSettings
 from workers.connection import SyncRedis, connect, connect_sync, public_url, server_facts, translated
@@ -25,6 +27,14 @@ from workers.store import FleetStore
 _OLDEST = (6, 2)
 """Redis; every Valkey is newer."""
 _STOPPABLE = (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """What was forgotten of a batch. ``known``: Redis knew it. ``files``: its files were removed."""
+
+    known: bool
+    files: bool
 
 
 class Desk:
@@ -94,7 +104,7 @@ class Desk:
         """What Redis knows of a batch. Raises UnknownBatch."""
         entry = await self.ledger.entry(batch_id)
         if entry is None:
-            raise UnknownBatch(f"no batch {batch_id} is known; see: forebay batches")
+            raise _unknown(batch_id)
         return entry
 
     async def record(self, batch_id: str) -> BatchRecord:
@@ -105,12 +115,21 @@ class Desk:
         """The newest batches, newest first."""
         return [record_of(entry) for entry in await self.ledger.recent(limit)]
 
-    async def forget(self, batch_id: str, with_queue: bool) -> None:
-        """Remove what Redis knows of a batch, and its queue if that was its alone; its files stay."""
+    async def forget(self, batch_id: str, with_queue: bool, with_files: bool) -> Forgotten:
+        """Remove what Redis knows of an ended batch; if asked to, its queue and, before all else, its files.
+
+        Raises NotEnded, and UnknownBatch when there is nothing of it.
+        """
         entry = await self.ledger.entry(batch_id)
+        if entry is not None and not BatchStatus(entry.status).final:
+            raise NotEnded(f"{batch_id} has not ended, it is {entry.status}; cancel it first")
+        removed = with_files and await to_thread.run_sync(_remove_files, self.storage, batch_id)
+        if entry is None and not removed:
+            raise _unknown(batch_id)
         if entry is not None and with_queue:
             await to_thread.run_sync(_remove_queue, self.connection, entry.queue)
         await self.ledger.forget(batch_id)
+        return Forgotten(entry is not None, removed)
 
     async def cancel(self, batch_id: str) -> BatchRecord:
         """Ask for a batch's end: what waits is dropped here, what runs is its dispatcher's work.
@@ -126,6 +145,18 @@ class Desk:
             # Lines that nobody holds any more are answered by the finaliser.
             await to_thread.run_sync(queues.enqueue_finalise, self.connection, entry.queue, batch_id)
         return await self.record(batch_id)
+
+
+def _unknown(batch_id: str) -> UnknownBatch:
+    return UnknownBatch(f"no batch {batch_id} is known; see: forebay batches")
+
+
+def _remove_files(storage: Storage, batch_id: str) -> bool:
+    """Remove a batch's folder, whether there was one. Nothing that is not named like a batch is removed."""
+    if not is_batch_id(batch_id) or not storage.files(batch_id).walk():
+        return False
+    storage.files(batch_id).remove_all()
+    return True
 
 
 def _ping(connection: SyncRedis) -> None:

@@ -6,6 +6,7 @@ import re
 
 from workers.errors import SettingsError
 
+FOREVER = "forever"
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
@@ -20,6 +21,14 @@ def parse_duration(text: str) -> float:
     if seconds <= 0:
         raise SettingsError(f"{text!r} is not a duration; write for example 90, 90s, 5m, 24h or 7d")
     return seconds
+
+
+def parse_keep(text: str | float) -> float | None:
+    """How long something is kept, in seconds, as ``parse_duration`` reads it; ``forever`` is None.
+
+    Raises SettingsError.
+    """
+    return None if str(text).strip().lower() == FOREVER else parse_duration(str(text))
 
 
 def spell_duration(seconds: float) -> str:

@@ -7,6 +7,7 @@
     +-- UnknownJob                  no inline request of that id is known
     +-- NotRecorded                 no decision is recorded for a request of that name
     +-- RefusedInput                the input file holds lines that are no requests, or none at all
+    +-- NotEnded                    that batch still runs
     +-- RetryRefused                there are no failed lines of that batch to send again
     +-- RunRefused                  `forebay run` would overwrite, mix up or share somebody's files
     ForebayError
@@ -46,6 +47,10 @@ class RefusedInput(GiveUp):
         reason = intake.problem.message if intake.problem else "refused"
         super().__init__(f"{name}: {reason}")
         self.intake = intake
+
+
+class NotEnded(GiveUp):
+    """What was asked for is possible only once the batch has ended."""
 
 
 class RetryRefused(GiveUp):

@@ -18,7 +18,7 @@ from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord
 from dispatcher.batches.storage import BatchFiles, Storage
 from forebay import submission
-from forebay.durations import parse_duration
+from forebay.durations import parse_duration, parse_keep
 from forebay.errors import RetryRefused
 from forebay.submission import Options
 
@@ -37,6 +37,7 @@ class Changes:
     strategy: str | None = None
     hedge: bool | None = None
     window_s: float | None = None
+    keep: str | float | None = None
 
 
 def prepare(
@@ -106,12 +107,20 @@ def _options(old: BatchRecord, changes: Changes, left_out: int) -> Options:
         share=before.share,
         priority=before.priority,
         window_s=parse_duration(old.completion_window),
+        keep_s=_keep_s(before.keep, changes.keep),
         metadata=metadata,
     )
     given: dict[str, Any] = {
-        name: value for name in Changes.__slots__ if (value := getattr(changes, name)) is not None
+        name: value
+        for name in ("queue", "order", "strategy", "hedge", "window_s")
+        if (value := getattr(changes, name)) is not None
     }
     return replace(options, **given)
+
+
+def _keep_s(before: str | None, anew: str | float | None) -> float | None:
+    keep = before if anew is None else anew
+    return None if keep is None else parse_keep(keep)
 
 
 class _Stream(io.RawIOBase):

@@ -23,7 +23,7 @@ from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
 from dispatcher.batches.storage import BatchFiles, Storage
 from forebay import explanations, submission
 from forebay.client import Forebay
-from forebay.errors import BatchLost, NoWorkerReady, QueueFull, RunRefused
+from forebay.errors import BatchLost, NoWorkerReady, QueueFull, RunRefused, UnknownBatch
 from forebay.interrupts import Interrupts
 from forebay.local import LocalServices, LocalSettings
 from forebay.progress import Progress
@@ -355,7 +355,9 @@ class _Run:
     def _forget(self) -> None:
         """Leave no half of a batch: what Redis knows of one whose files go, the files of one it forgets."""
         if self._batch.private:
-            self._forebay.forget(self._batch.id, with_queue=self._batch.queue != self._batch.settings.queue)
+            alone = self._batch.queue != self._batch.settings.queue
+            with suppress(UnknownBatch):
+                self._forebay.forget(self._batch.id, with_queue=alone)
         elif self._batch.settings.redis_url is None:
             self._batch.files.remove_all()
 

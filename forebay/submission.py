@@ -25,8 +25,9 @@ from dispatcher.batches.record import (
     RequestCounts,
     new_batch_id,
 )
+from dispatcher.batches.retention import KEEP_FIELD
 from dispatcher.batches.storage import INPUT, RECORD, BatchFiles, Storage
-from forebay.durations import spell_duration
+from forebay.durations import parse_keep, spell_duration
 from forebay.errors import RefusedInput
 from forebay.strategies import check_strategy
 from workers.connection import SyncRedis
@@ -44,7 +45,8 @@ class Options:
     """What a person may say of a batch. ``window_s``: seconds from now to its deadline.
 
     ``strategy`` and ``hedge`` None: as the dispatcher is set. ``share``: how much of the fleet the batch gets
-    beside others of its queue, in proportion to theirs; above 0.
+    beside others of its queue, in proportion to theirs; above 0. ``keep_s``: seconds from its end to the
+    removal of its files and keys; None: they stay until somebody removes them.
     """
 
     queue: str = "default"
@@ -56,6 +58,7 @@ class Options:
     share: float = 1.0
     priority: int = 0
     window_s: float = DAY_S
+    keep_s: float | None = None
     metadata: Mapping[str, str] | None = None
 
 
@@ -117,6 +120,7 @@ def _record(
             strategy=options.strategy,
             hedge=options.hedge,
             share=options.share,
+            keep=None if options.keep_s is None else spell_duration(options.keep_s),
             slots=slots,
             shards=plan.shard_count,
         ),
@@ -188,7 +192,13 @@ def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
         "hedge": _HEDGE[record.forebay.hedge],
         "share": f"{record.forebay.share:g}",
         "shard_costs": ",".join(f"{first}:{cost}" for first, cost in plan.cost_steps),
+        KEEP_FIELD: _keep_s(record.forebay.keep),
     }
+
+
+def _keep_s(keep: str | None) -> str:
+    seconds = None if keep is None else parse_keep(keep)
+    return "" if seconds is None else f"{seconds:g}"
 
 
 def ended_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from dispatcher.batches.poison import Past
 from dispatcher.batches.record import BatchRecord, BatchStatus, BatchUsage, RequestCounts
+from dispatcher.batches.retention import FIELDS, remove_at
 from workers import keys
 from workers.connection import AsyncRedis, text_fields, translated
 from workers.errors import Fenced
@@ -225,6 +226,30 @@ class Ledger:
             shards = text_fields(await self.client.hgetall(keys.BATCH_SHARDS.of(batch_id)))
         return {int(shard) for shard, text in shards.items() if _fields(text).get("state") == "done"}
 
+    async def due_for_removal(self, now_s: float) -> list[str]:
+        """Batches that have ended and were to be kept until now at most, oldest first."""
+        with translated():
+            ids = [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
+        due = []
+        for start in range(0, len(ids), _ENTRIES_AT_ONCE):
+            some = ids[start : start + _ENTRIES_AT_ONCE]
+            for batch_id, fields in zip(some, await self._ends(some), strict=True):
+                when = remove_at(fields)
+                if when is not None and when <= now_s:
+                    due.append(batch_id)
+        return due
+
+    async def _ends(self, batch_ids: Sequence[str]) -> list[dict[str, str]]:
+        with translated():
+            async with self.client.pipeline(transaction=False) as pipeline:
+                for batch_id in batch_ids:
+                    pipeline.hmget(keys.BATCH.of(batch_id), list(FIELDS))
+                found = await pipeline.execute()
+        return [
+            {name: str(value) for name, value in zip(FIELDS, values, strict=True) if value is not None}
+            for values in found
+        ]
+
     async def forget(self, batch_id: str) -> None:
         """Remove everything that is known of a batch."""
         with translated():
@@ -255,6 +280,7 @@ def record_of(entry: Entry) -> BatchRecord:
         for status in BatchStatus
         if f"{status}_at" in entry.fields and f"{status}_at" in BatchRecord.model_fields
     }
+    when = remove_at(entry.fields)
     usage = BatchUsage(
         input_tokens=entry.prompt_tokens,
         output_tokens=entry.completion_tokens,
@@ -266,6 +292,7 @@ def record_of(entry: Entry) -> BatchRecord:
             "request_counts": RequestCounts(
                 total=entry.total, completed=entry.completed, failed=entry.failed
             ),
+            "forebay": opened.forebay.model_copy(update={"remove_at": None if when is None else int(when)}),
             "usage": usage if usage.total_tokens else None,
             "output_file_id": entry.fields.get("output_file_id") or None,
             "error_file_id": entry.fields.get("error_file_id") or None,

@@ -5,6 +5,7 @@ Pure: the time and the source of randomness come in as arguments.
 """
 
 import random
+import re
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Literal, Self, assert_never
@@ -47,6 +48,8 @@ class BatchStatus(StrEnum):
         """Whether nothing leads out of it."""
         return not MOVES[self]
 
+
+_BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 
 _S = BatchStatus
 MOVES: Mapping[BatchStatus, frozenset[BatchStatus]] = {
@@ -105,7 +108,9 @@ class BatchOptions(_Frozen):
     `slots` is for how many requests at once the plan was cut, `shards` into how many pieces; both are None
     until it is planned. `priority` orders batches within a queue, higher first. `share` is how much of the
     fleet it gets beside others of its queue, in proportion to theirs. `hedge` says whether its requests may
-    get second attempts; None: as the dispatcher is set.
+    get second attempts; None: as the dispatcher is set. `keep` is a duration such as "30d", from its end to
+    the removal of its files and keys; None: they stay. `remove_at` is when that will be, in whole seconds
+    since 1970; None before the end.
     """
 
     queue: str = "default"
@@ -116,6 +121,8 @@ class BatchOptions(_Frozen):
     strategy: str | None = None
     hedge: bool | None = None
     share: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    keep: str | None = None
+    remove_at: int | None = None
     slots: int | None = Field(default=None, ge=1)
     shards: int | None = Field(default=None, ge=0)
 
@@ -176,6 +183,11 @@ class BatchRecord(_Frozen):
 def new_batch_id(rng: random.Random) -> str:
     """Make an id of 96 random bits. Pass `random.SystemRandom()` wherever ids must not be guessed."""
     return f"batch_{rng.getrandbits(96):024x}"
+
+
+def is_batch_id(name: str) -> bool:
+    """Whether `new_batch_id` could have made it. What is removed as a batch's folder has such a name."""
+    return _BATCH_ID.fullmatch(name) is not None
 
 
 def batch_errors(items: Iterable[BatchErrorItem]) -> BatchErrors | None:

@@ -18,6 +18,7 @@ from forebay.cli.options import (
     BatchId,
     HedgeOption,
     Json,
+    KeepOption,
     NoDetail,
     Order,
     OrderOption,
@@ -48,6 +49,7 @@ def submit(
     hedge: HedgeOption = None,
     share: ShareOption = 1.0,
     window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
+    keep: KeepOption = None,
     json: Json = False,
 ) -> None:
     """Check a batch file and queue it; prints the batch with its id.
@@ -66,6 +68,7 @@ def submit(
             hedge=hedge,
             share=share,
             window=window,
+            keep=keep,
         )
     print_record(record, json=json)
 
@@ -183,15 +186,29 @@ def batch_table(records: list[BatchRecord]) -> Table:
         table.add_column(title, overflow="fold")
     for title in ("lines", "done", "failed"):
         table.add_column(title, justify="right")
+    table.add_column("kept until")
     for record in records:
         counts = record.request_counts
         table.add_row(
             cell(record.id),
             cell((record.metadata or {}).get("input_name", "-")),
             record.status,
-            datetime.fromtimestamp(record.created_at, UTC).strftime("%Y-%m-%d %H:%M:%SZ"),
+            _date(record.created_at),
             f"{counts.total:,}",
             f"{counts.completed:,}",
             f"{counts.failed:,}",
+            _kept(record),
         )
     return table
+
+
+def _kept(record: BatchRecord) -> str:
+    """Until when it is kept; before its end, for how long after that."""
+    options = record.forebay
+    if options.remove_at is not None:
+        return _date(options.remove_at)
+    return "forever" if options.keep is None else f"{options.keep} after its end"
+
+
+def _date(stamp: float) -> str:
+    return datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

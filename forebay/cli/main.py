@@ -26,6 +26,7 @@ COMMANDS: Mapping[str, str] = {
     "cancel": "forebay.cli.batches:cancel",
     "resume": "forebay.cli.resume:resume",
     "retry": "forebay.cli.retry:retry",
+    "forget": "forebay.cli.forget:forget",
     "explain": "forebay.cli.explain:explain",
     "enqueue": "forebay.cli.enqueue:enqueue",
     "workers": "forebay.cli.workers:app",

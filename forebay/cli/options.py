@@ -10,7 +10,7 @@ import typer
 
 from forebay.cli.failures import complain
 from forebay.client import Forebay
-from forebay.durations import parse_duration
+from forebay.durations import parse_duration, parse_keep
 from workers.errors import SettingsError
 from workers.legible import legible_json
 
@@ -100,6 +100,27 @@ def _seconds(text: str | float) -> float:
         return parse_duration(str(text))
     except SettingsError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _keep(text: str) -> str:
+    """Check what is said of keeping, and hand it on as it was said."""
+    try:
+        parse_keep(text)
+    except SettingsError as error:
+        raise typer.BadParameter(str(error)) from error
+    return text
+
+
+KeepOption = Annotated[
+    str | None,
+    typer.Option(
+        "--keep",
+        parser=_keep,
+        metavar="DURATION",
+        help="How long its files and keys stay after its end, as 30d, or forever. "
+        "Default: $FOREBAY_KEEP, then forever.",
+    ),
+]
 
 
 def duration(flag: str, text: str) -> Any:

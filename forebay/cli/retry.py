@@ -15,6 +15,7 @@ from forebay.cli.options import (
     BatchId,
     HedgeOption,
     Json,
+    KeepOption,
     Order,
     Redis,
     Storage,
@@ -39,6 +40,7 @@ def retry(
     ] = None,
     hedge: HedgeOption = None,
     window: Annotated[float | None, duration("--window", "Another time to the deadline.")] = None,
+    keep: KeepOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the new batch has ended.")] = False,
     output: Annotated[
         Path | None,
@@ -71,6 +73,7 @@ def retry(
             strategy=strategy,
             hedge=hedge,
             window=window,
+            keep=keep,
         )
         if left_out := (record.metadata or {}).get(LEFT_OUT):
             complain(f"{left_out} lines of {batch_id} are no requests (invalid_line) and were left out")

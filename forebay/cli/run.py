@@ -21,6 +21,7 @@ from forebay.cli.options import (
     BadLinesOption,
     HedgeOption,
     Json,
+    KeepOption,
     NoDetail,
     Order,
     OrderOption,
@@ -37,6 +38,7 @@ from forebay.run import Outcome, RunSettings, Watcher
 from forebay.run import run as run_file
 from forebay.settings import front_settings
 from forebay.submission import DAY_S, Options
+from workers.errors import SettingsError
 
 
 def run(
@@ -99,6 +101,7 @@ def run(
     hedge: HedgeOption = None,
     share: ShareOption = 1.0,
     window: Annotated[float, duration("--window", "Time to the deadline, after which lines expire.")] = DAY_S,
+    keep: KeepOption = None,
     wait_ready: Annotated[
         float, duration("--wait-ready", "How long to wait for the first ready worker.")
     ] = 60.0,
@@ -129,6 +132,14 @@ def run(
     Exit codes: 0 every line completed; 1 finished, some lines failed; 2 bad usage or input; 3 cancelled,
     expired or interrupted; 4 it cannot work here (no Redis, no worker ready, a service ended).
     """
+    redis_url = redis or os.environ.get("FOREBAY_REDIS_URL") or None
+    storage = storage or os.environ.get("FOREBAY_STORAGE") or None
+    front = front_settings()
+    stays = redis_url is not None and storage is not None
+    if keep is not None and not stays:
+        raise SettingsError(
+            "--keep goes with --redis and --storage: else nothing stays when the run has ended"
+        )
     settings = RunSettings(
         input=input,
         output=output,
@@ -143,8 +154,8 @@ def run(
             )
             for url in worker or ()
         ),
-        redis_url=redis or os.environ.get("FOREBAY_REDIS_URL") or None,
-        storage=storage or os.environ.get("FOREBAY_STORAGE") or None,
+        redis_url=redis_url,
+        storage=storage,
         queue=queue,
         dispatchers=dispatchers,
         options=Options(
@@ -155,13 +166,14 @@ def run(
             hedge=hedge,
             share=share,
             window_s=window,
+            keep_s=front.keep_s(keep) if stays else None,
         ),
         wait_ready_s=wait_ready,
         overwrite=overwrite,
         restart=restart,
         keep_state=keep_state,
         explain=explain,
-        limits=front_settings().limits,
+        limits=front.limits,
     )
     raise typer.Exit(execute(settings, json=json, quiet=quiet, known_tokens_per_s=fleet_capacity))
 
