@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from dispatcher import lengths
 from dispatcher.archive import Archive
 from dispatcher.attempts import Attempts, Seen
 from dispatcher.batches.ledger import Ledger
@@ -26,6 +27,7 @@ from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
+from dispatcher.lengths import AnswerLengths
 from dispatcher.mending import LOOK_S, Mending
 from dispatcher.placement import Placement
 from dispatcher.queues import waiting_jobs
@@ -96,6 +98,7 @@ class Dispatcher:
         )
         storage = Storage(settings.storage)
         self._sweeping = Sweeping(storage, self._ledger, settings.queues)
+        self._lengths = AnswerLengths(self._redis)
         self._shards = ShardRunner(
             storage,
             self._ledger,
@@ -105,6 +108,7 @@ class Dispatcher:
             part_lines=settings.part_lines,
             part_age_s=settings.part_age_s,
             hedge=settings.may_hedge,
+            lengths=self._lengths,
         )
         self._inline = InlineRunner(self.placement, attempts, deadline_s=settings.inline_deadline_s)
         self._finaliser = Finaliser(storage, self._ledger)
@@ -208,6 +212,7 @@ class Dispatcher:
                     self.placement.run(),
                     self._every(self.settings.lease_ttl_s / 4, self.placement.renew),
                     self._every(INTERVAL_S, self._recorder.flush),
+                    self._every(lengths.INTERVAL_S, self._lengths.flush),
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
                     self._every(LOOK_S, mending.look),
@@ -239,6 +244,7 @@ class Dispatcher:
         with contextlib.suppress(StoreUnavailable):  # else the leases end by themselves
             await self.placement.settle_all()
             await self._recorder.flush()
+            await self._lengths.flush()
 
     async def _close(self, claims: JobClaims | None) -> None:
         if claims is not None:

@@ -27,6 +27,7 @@ from dispatcher.batches.results import error_code
 from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.exchange import Exchange, shared_prefixes
 from dispatcher.keeper import Keeper
+from dispatcher.lengths import AnswerLengths
 from dispatcher.placement import Closing, Placement
 from dispatcher.stop import Stop
 from workers.errors import Fenced, ForebayError
@@ -73,10 +74,12 @@ class ShardRunner:
         part_lines: int,
         part_age_s: float,
         hedge: bool,
+        lengths: AnswerLengths | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owner` is unique among dispatchers, also over restarts: part files are named after it. `hedge`:
-        whether requests of batches that do not say may get second attempts.
+        whether requests of batches that do not say may get second attempts. `lengths` learns how long
+        answers get; None: nobody does.
         """
         self.storage = storage
         self.ledger = ledger
@@ -86,6 +89,7 @@ class ShardRunner:
         self.part_lines = part_lines
         self.part_age_s = part_age_s
         self.hedge = hedge
+        self.lengths = lengths
         self.clock = clock
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
@@ -304,5 +308,8 @@ class _Run:
                 answer.course.latency_s,
                 planned.asked_tokens,
             )
+            if self._runner.lengths is not None:
+                tokens = result.usage.completion_tokens
+                self._runner.lengths.saw(planned.model, tokens, asked_tokens=planned.asked_tokens)
         late = isinstance(answer, Unanswered) and answer.code == LATE
         self._keeper.add(result, planned.cost_tokens, late=late)

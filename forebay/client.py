@@ -157,6 +157,7 @@ class Forebay:
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
             limits=self.settings.limits,
+            mean_answers=self._portal.call(self.desk.lengths.means),
         )
         return self._publish_new(record)
 
@@ -206,6 +207,7 @@ class Forebay:
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
             limits=self.settings.limits,
+            mean_answers=self._portal.call(self.desk.lengths.means),
         )
         return self._publish_new(record)
 

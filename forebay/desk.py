@@ -15,6 +15,7 @@ from dispatcher.archive import Archive
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.record import BatchRecord, BatchStatus, is_batch_id
 from dispatcher.batches.storage import Storage
+from dispatcher.lengths import AnswerLengths
 from dispatcher.turns import memory_keys
 from forebay import admission, recovery, submission
 from forebay.errors import NotEnded, TooOld, UnknownBatch
@@ -50,6 +51,7 @@ class Desk:
         self.fleet = FleetStore(self.client)
         self.ledger = Ledger(self.client)
         self.archive = Archive(self.client)
+        self.lengths = AnswerLengths(self.client)
 
     async def check(self) -> str | None:
         """Reach the server; returns why it may lose what we store, or None. Raises also TooOld."""

@@ -7,7 +7,7 @@ How the lines are found is the subject of ``dispatcher.batches.failed``, how any
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -48,6 +48,7 @@ def prepare(
     now_s: float,
     slots: int,
     limits: Limits | None = None,
+    mean_answers: Mapping[str, float] | None = None,
 ) -> BatchRecord:
     """Store and plan the failed lines of ``old``, which is how it stands now, under a new id.
 
@@ -66,6 +67,7 @@ def prepare(
                 now_s=now_s,
                 slots=slots,
                 limits=limits,
+                mean_answers=mean_answers,
             )
     except StorageMissingError as error:
         raise _gone(old, storage.url) from error

@@ -72,8 +72,11 @@ def prepare(
     slots: int = USUAL_SLOTS,
     batch_id: str | None = None,
     limits: Limits | None = None,
+    mean_answers: Mapping[str, float] | None = None,
 ) -> BatchRecord:
     """Store, check and plan a file under a new id; ``name`` is what people call it. Blocks.
+
+    ``mean_answers``: how many tokens answers get without a ceiling, by model, as far as it is known.
 
     Raises SettingsError for a strategy that is not known here or an impossible share, RefusedInput, then
     nothing is left behind, and StorageError.
@@ -88,7 +91,7 @@ def prepare(
         bad_lines=options.bad_lines,
         limits=limits or Limits(),
         slots=slots,
-        mean_completion_tokens={},
+        mean_completion_tokens=mean_answers or {},
     )
     if intake.plan is None:
         raise RefusedInput(name, intake)

@@ -72,6 +72,13 @@ QUEUE_EXPRESS = Key(
     "while jobs wait in the queue",
 )
 
+ANSWERS = Key(
+    "answers",
+    "hash",
+    "model -> mean length of its answers to requests without a ceiling (tokens), and of how many",
+    "30 days after the last answer",
+)
+
 DECISIONS = Key(
     "decisions",
     "zset",
