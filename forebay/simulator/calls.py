@@ -23,7 +23,7 @@ EMBEDDINGS = "/v1/embeddings"
 
 PROMPT_FIELD = {CHAT: "messages", COMPLETIONS: "prompt", EMBEDDINGS: "input"}
 
-_CHARS_PER_TOKEN = 4
+CHARS_PER_TOKEN = 4
 _MOST_CHOICES = 128
 _ROLES = frozenset({"developer", "system", "user", "assistant", "tool", "function"})
 _DECODER = msgspec.json.Decoder()
@@ -88,8 +88,12 @@ def asked_for(prompt: object, seed: object = None) -> bytes:
 
     Of messages the texts count and not what surrounds them, which routers on the way add to and reorder.
     """
-    texts = [_said(each) for each in prompt] if isinstance(prompt, list) else [_said(prompt)]
-    return msgspec.json.encode([texts, seed])
+    return msgspec.json.encode([texts(prompt), seed])
+
+
+def texts(prompt: object) -> list[object]:
+    """The texts of messages, of prompts or of one prompt; token ids stand as they are."""
+    return [_said(each) for each in prompt] if isinstance(prompt, list) else [_said(prompt)]
 
 
 def _said(entry: object) -> object:
@@ -204,7 +208,7 @@ def _entry_tokens(entry: object) -> int:
 
 
 def _tokens(chars: int) -> int:
-    return max(1, math.ceil(chars / _CHARS_PER_TOKEN))
+    return max(1, math.ceil(chars / CHARS_PER_TOKEN))
 
 
 def _text(content: object) -> str:

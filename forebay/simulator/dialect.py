@@ -154,6 +154,14 @@ class Dialect(ABC):
         self, call: Call, vectors: Sequence[list[float]], usage: Usage, created_s: int
     ) -> Reply: ...
 
+    def prompt_page(self, path: str, raw: bytes) -> Reply | None:
+        """The answer to a POST about a prompt that generates nothing; None where there is no such page.
+
+        Raises RefusedError.
+        """
+        del path, raw
+        return None
+
     # Shared.
 
     def bad_request(self, param: str, message: str) -> Reply:

@@ -136,7 +136,15 @@ class Engine:
         elif request.path in PROMPT_FIELD and request.method == "POST":
             self._infer(exchange)
         else:
-            self._answer(exchange, self._page(request))
+            self._answer(exchange, self._about_a_prompt(request) or self._page(request))
+
+    def _about_a_prompt(self, request: Request) -> Reply | None:
+        if request.method != "POST":
+            return None
+        try:
+            return self._dialect.prompt_page(request.path, request.body)
+        except RefusedError as refused:
+            return refused.reply
 
     def _may_enter(self, request: Request) -> bool:
         key = self.settings.api_key

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from forebay.simulator.dialect import Choice, Dialect, Usage, empty_reply
 from forebay.simulator.reply import Reply, json_reply
 from forebay.simulator.vllm_metrics import metrics_page
+from forebay.simulator.vllm_render import PATHS, prompt_reply
 
 if TYPE_CHECKING:
     import json
@@ -55,8 +56,13 @@ class VllmDialect(Dialect):
                 return json_reply(200, {"server_load": tracked})
             case "/v1/models":
                 return self._models(int(load.sampled_at_s))
+            case path if path in PATHS:
+                return self.method_not_allowed("POST")
             case _:
                 return None
+
+    def prompt_page(self, path: str, raw: bytes) -> Reply | None:
+        return prompt_reply(path, raw, self)
 
     def metrics(self, load: LoadSnapshot, headers: Mapping[bytes, bytes]) -> Reply:
         del headers  # vLLM prints the same page whatever is accepted
