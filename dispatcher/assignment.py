@@ -2,7 +2,7 @@
 
 Taking the leases that are asked for here is done by whoever runs the passes, and so is telling the fleet of
 leases that ended. How a worker is chosen for one request is `scheduler`'s subject, the order of waiting
-`backlog`'s.
+`backlog`'s, how many are brought to wait `quota`'s.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Generic, TypeVar
 
+from dispatcher import quota
 from dispatcher.backlog import Backlog, Waiting
 from dispatcher.scheduler.decision import Busy, Chosen, NoWorker, NoWorkerReason, decide
 from dispatcher.scheduler.fleet import FleetModel
@@ -26,14 +27,6 @@ Granted = TypeVar("Granted")
 
 MOST_ASKS = 256
 """Leases asked for in one step: bounds how long Redis is busy with it."""
-_WAITING_PER_SLOT = 0.5
-_LEAST_WAITING = 16
-_LEAST_PATIENT = 256
-"""So many requests that wait for a faster worker, or one for each slot, are not counted as waiting: others
-may go meanwhile. Each waits for a slot of its own, so with fewer a large fleet's slow workers would find
-nobody who wants them."""
-_MOST_STRANDED = 4096
-"""Requests without any worker that may wait before nothing more is brought: bounds what they hold."""
 _SCOUTS = 4
 """Leases that a worker of unknown speed gets until its first answer, or until it has had its time."""
 _SCOUTING_S = 2.0
@@ -139,20 +132,22 @@ class Assignment(Generic[Granted]):
         return asks
 
     def has_room(self, backlog: Backlog[Granted]) -> bool:
-        """Whether more requests should be brought: few are waiting for the slots that there are.
+        """Whether more requests should be brought, whatever they ask for."""
+        return quota.has_room(backlog, self.fleet, self._stranded)
 
-        Those for whom there is no worker at all do not count, within bounds: others need not wait for them.
-        """
-        slots = float(self.fleet.limit.sum()) if len(self.fleet) else 0.0
-        impatient = len(backlog) - min(backlog.patient, max(_LEAST_PATIENT, slots))
-        stranded = backlog.count(self._stranded)
-        enough = max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
-        return impatient - stranded < enough and stranded < _MOST_STRANDED
+    def has_room_for(self, model: str | None, backlog: Backlog[Granted]) -> bool:
+        """Whether more requests for this model should be brought."""
+        return quota.has_room_for(model, backlog, self.fleet, self._stranded)
+
+    def others_idle(self, backlog: Backlog[Granted], now_s: float) -> bool:
+        """Whether somebody idles who serves nothing of what waits."""
+        return quota.others_idle(backlog, self.fleet, self._stranded, now_s)
 
     def _begin_pass(self, backlog: Backlog[Granted], underway: Iterable[Underway], now_s: float) -> None:
         self._underway, self._now_s = underway, now_s
         self._rooms.clear()
         self._busy.clear()
+        self._stranded.intersection_update(lane for lane, _, _, _ in backlog.lanes())
         self.without_worker = None
         if self._looked:  # all may be otherwise
             self._looked = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
 
@@ -121,10 +121,12 @@ class Backlog(Generic[Granted]):
     def _dues_of(self, waiting: Waiting[Granted]) -> Dues:
         return self._dues.setdefault(waiting.need.model, Dues())
 
-    def count(self, lanes: set[Hashable]) -> int:
-        """How many wait in these lanes; lanes that are no more are taken out of the set."""
-        lanes.intersection_update(self._lanes)
-        return sum(len(self._lanes[lane]) for lane in lanes)
+    def lanes(self) -> Iterator[tuple[Hashable, str | None, int, bool]]:
+        """Each lane with its model, how many wait in it, and whether they have declined room."""
+        for key, lane in self._lanes.items():
+            if lane:
+                first = lane[0][1]
+                yield key, first.need.model, len(lane), first.declined is not None
 
     @staticmethod
     def lane(waiting: Waiting[Granted]) -> Hashable:

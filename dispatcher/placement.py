@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from random import Random
 
 import structlog
@@ -79,8 +79,8 @@ class Placement:
         self._outdated = True
         """What was seen of the fleet is to be looked at anew, however young it is."""
         self._wake = asyncio.Event()
-        self._room = asyncio.Event()
-        self._room.set()
+        self._passed = asyncio.Event()
+        """Set for a moment after each pass: there may be room."""
         self._closing = False
 
     # -- what a request does --------------------------------------------------------------------------------
@@ -98,7 +98,6 @@ class Placement:
         self._assignment.note(need)
         granted: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
         self._backlog.join(need, urgency, granted, batch_id=batch_id, share=share)
-        self._note_room()
         self._wake.set()
         try:
             return await granted
@@ -117,12 +116,23 @@ class Placement:
 
     # -- what the service asks ------------------------------------------------------------------------------
 
-    async def room(self) -> None:
-        """Wait until more requests should be brought here: few are waiting for the slots that there are.
+    async def room(self, models: Collection[str | None]) -> Collection[str | None]:
+        """Wait until more requests for one of these models should be brought here; returns for which.
 
-        Those for whom there is no worker at all do not count, within bounds: others need not wait for them.
+        Few of them are waiting for the slots that there are. Those for whom there is no worker at all do not
+        count, within bounds: others need not wait for them. Never waits once `close` was called.
         """
-        await self._room.wait()
+        while not self._closing:
+            with_room = [model for model in models if self._assignment.has_room_for(model, self._backlog)]
+            if with_room:
+                return with_room
+            await self._passed.wait()
+        return models
+
+    async def any_room(self) -> None:
+        """Wait until `has_room`."""
+        while not self.has_room:
+            await self._passed.wait()
 
     def saw_answer(
         self, worker_id: str, tokens: int | None, seconds: float | None, allowed: int | None
@@ -142,7 +152,7 @@ class Placement:
     def close(self) -> None:
         """Grant no lease any more: all who wait, and whoever comes, get Closing."""
         self._closing = True
-        self._room.set()
+        self._tell_passed()
         self._send_away()
 
     def _send_away(self) -> None:
@@ -151,8 +161,13 @@ class Placement:
 
     @property
     def has_room(self) -> bool:
-        """Whether `room` would return at once."""
-        return self._room.is_set()
+        """Whether more requests should be brought here, whatever they ask for."""
+        return self._closing or self._assignment.has_room(self._backlog) or self.others_idle
+
+    @property
+    def others_idle(self) -> bool:
+        """Whether workers idle that serve nothing of what waits here: other requests may be for them."""
+        return self._assignment.others_idle(self._backlog, self._now())
 
     @property
     def waiting(self) -> int:
@@ -233,7 +248,7 @@ class Placement:
                     self._send_away()
         elif self.hedging.due and not self._backlog and not self._closing:
             await self._hedge()
-        self._note_room()
+        self._tell_passed()
 
     async def _settle(self) -> None:
         for held, end in await self._leasing.settle():
@@ -370,11 +385,9 @@ class Placement:
         log.debug("second attempt", first=first.worker_id, second=worker_id)
         join(second)
 
-    def _note_room(self) -> None:
-        if self._closing or self._assignment.has_room(self._backlog):
-            self._room.set()
-        else:
-            self._room.clear()
+    def _tell_passed(self) -> None:
+        self._passed.set()
+        self._passed.clear()
 
 
 def _underway(held: Held) -> Underway:

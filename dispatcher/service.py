@@ -48,6 +48,9 @@ from workers.store import FleetStore
 log = structlog.get_logger(__name__)
 
 _MOST_FEEDING = 2
+"""Shards that send their lines: each has up to 256 of them."""
+_MOST_OPEN = 64
+"""Shards with lines left to send, those included whose models all have to wait."""
 _IDLE_S = (0.02, 0.1)
 _SUSPENSION_CHECK_S = 1.0
 
@@ -307,11 +310,12 @@ class Dispatcher:
 
     async def _room_soon(self) -> bool:
         """Whether there is room for another job's requests, now or in a moment."""
-        if self._shards.feeding >= _MOST_FEEDING:
+        feeding, blocked = self._shards.feeding, self._shards.blocked
+        if feeding - blocked >= _MOST_FEEDING or feeding >= _MOST_OPEN:
             return False
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_IDLE_S[1]):
-                await self.placement.room()
+                await self.placement.any_room()
         return self.placement.has_room
 
     async def _pause(self, seconds: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from enum import StrEnum, auto
 from functools import partial
@@ -30,6 +30,7 @@ from dispatcher.keeper import Keeper
 from dispatcher.lengths import AnswerLengths
 from dispatcher.placement import Closing, Placement
 from dispatcher.stop import Stop
+from dispatcher.unsent import Unsent
 from workers.errors import Fenced, ForebayError
 
 log = structlog.get_logger(__name__)
@@ -93,6 +94,8 @@ class ShardRunner:
         self.clock = clock
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
+        self.blocked = 0
+        """Those of them that wait for room: the workers of all their models have enough waiting here."""
 
     async def run(
         self,
@@ -260,12 +263,13 @@ class _Run:
         alone: Callable[[], Awaitable[object]] | None = None,
     ) -> None:
         shared = shared_prefixes(todo)
-        for start in range(0, len(todo), _CHUNK):
-            await self._room()
+        unsent = Unsent(todo)
+        while unsent:
+            models = await self._room(unsent.models)
             await self._keeper.room()
             if self._left_open:
                 return
-            chunk = todo[start : start + _CHUNK]
+            chunk = unsent.take(models, _CHUNK)
             lines = await asyncio.to_thread(read_lines, self._files, chunk)
             for planned, line in zip(chunk, lines, strict=True):
                 request = self._exchange.request(planned, line, shared)
@@ -274,10 +278,16 @@ class _Run:
                 group.create_task(self._answer(planned, line, request))
             await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
 
-    async def _room(self) -> None:
-        if not self._stop.wanted:
-            with self._stop.ends_waiting():
-                await self._runner.placement.room()
+    async def _room(self, models: Collection[str | None]) -> Collection[str | None]:
+        """Wait until there is room for lines of some of these models; returns of which."""
+        self._runner.blocked += 1
+        try:
+            if not self._stop.wanted:
+                with self._stop.ends_waiting():
+                    return await self._runner.placement.room(models)
+            return models
+        finally:
+            self._runner.blocked -= 1
 
     async def _answer(self, planned: PlannedRequest, line: Line, request: Request) -> None:
         try:

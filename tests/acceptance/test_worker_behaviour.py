@@ -82,6 +82,28 @@ async def test_7_a_later_and_smaller_deferral_shortens_none_that_stands(rig):
     assert [record.status for record in asks_for_time.stats.log] == [429, 429]
 
 
+# -- models --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batches", [1, 2])
+async def test_a_model_whose_worker_is_slow_and_full_does_not_keep_another_from_its_own(rig, batches):
+    slow = await rig.engine(slots=2, tokens_per_s=0.1, model="slow-model")
+    fast = await rig.engine(slots=2, instant=True, model="fast-model")
+    rig.monitor()
+    await rig.ready()
+    rig.dispatcher("d1")
+    # Of one cost, they are sent in the order of the file: all for the slow one are first.
+    for_slow = [row(f"s{number}", model="slow-model") for number in range(100)]
+    for_fast = [row(f"f{number}", model="fast-model") for number in range(40)]
+    first = await rig.submit(for_slow + for_fast * (batches == 1), slots=4)
+    if batches == 2:
+        await rig.until(lambda: slow.stats.log, "the slow one has work")
+        await complete(rig, for_fast)
+    await rig.until(lambda: len(fast.stats.log) == 40, "the fast one gets all of its own")
+    assert (await rig.entry(first)).status == "in_progress"
+    assert len(slow.stats.log) <= 4
+
+
 # -- breakers ------------------------------------------------------------------------------------------------
 
 

@@ -32,10 +32,17 @@ ANSWER = b'{"usage":{"prompt_tokens":3,"completion_tokens":5},"id":"x"}'
 
 
 class Room:
-    """A fleet that always has room."""
+    """A fleet that always has room, save for the models that are full until they are freed."""
 
-    async def room(self):
-        return None
+    def __init__(self):
+        self.full = set()
+        self.freed = asyncio.Event()
+
+    async def room(self, models):
+        if not set(models) - self.full:
+            await self.freed.wait()
+            self.full.clear()
+        return set(models) - self.full
 
     def saw_answer(self, *_, **__):
         return None
@@ -91,20 +98,24 @@ async def answers():
 
 @pytest.fixture
 def make_runner(storage, ledger, answers):
-    def make(owner="d1", **changes):
+    def make(owner="d1", room=None, **changes):
         settings = {"part_lines": 4, "part_age_s": 0.01, "hedge": True} | changes
-        return ShardRunner(storage, ledger, Room(), answers, owner=owner, **settings)
+        return ShardRunner(storage, ledger, room or Room(), answers, owner=owner, **settings)
 
     return make
 
 
-def batch_of(lines):
+def batch_of(lines, models=("m",)):
     rows = (
         {
             "custom_id": f"c{n}",
             "method": "POST",
             "url": "/v1/chat/completions",
-            "body": {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": f"q{n}"}]},
+            "body": {
+                "model": models[n % len(models)],
+                "max_tokens": 5,
+                "messages": [{"role": "user", "content": f"q{n}"}],
+            },
         }
         for n in range(lines)
     )
@@ -115,10 +126,10 @@ def batch_of(lines):
 def submit(storage, ledger, rq_redis):
     """Puts a batch in progress; gives its id."""
 
-    async def submit(**options):
+    async def submit(models=("m",), **options):
         now_s = await ledger.now()
         record = prepare(
-            storage, batch_of(LINES), name="in", options=Options(**options), now_s=now_s, slots=1
+            storage, batch_of(LINES, models), name="in", options=Options(**options), now_s=now_s, slots=1
         )
         await publish(ledger, rq_redis, storage.files(record.id))
         return record.id
@@ -155,6 +166,23 @@ async def test_every_line_is_sent_once_and_durable_when_the_shard_is_done(
         5 * LINES,
     )
     assert entry.cost_done == entry.cost_total
+
+
+async def test_lines_whose_model_has_room_are_sent_while_others_wait(make_runner, ledger, submit, answers):
+    room = Room()
+    room.full = {"slow"}
+    batch = await submit(models=("slow", "fast"))
+    runner = make_runner(room=room)
+    shards = (await ledger.entry(batch)).shards
+    running = asyncio.gather(*(runner.run(batch, shard, 1) for shard in range(shards)))
+    async with asyncio.timeout(30):
+        while answers.asked.total() < LINES // 2 or runner.feeding > runner.blocked:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+    assert {request.need.model for request in answers.requests} == {"fast"}
+    room.freed.set()
+    assert (await running).count(ShardEnd.BATCH_DONE) == 1
+    assert sorted(answers.asked.values()) == [1] * LINES
+    assert (runner.feeding, runner.blocked) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +400,7 @@ async def test_a_shard_that_is_stopped_before_it_begins_sends_nothing(make_runne
 async def test_a_stop_ends_waiting_for_room(make_runner, batch, answers, monkeypatch):
     waits = asyncio.Event()
 
-    async def no_room(_):
+    async def no_room(_self, _models):
         waits.set()
         await asyncio.Event().wait()
 

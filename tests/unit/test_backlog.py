@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from types import SimpleNamespace
 
 import pytest
@@ -101,20 +100,19 @@ def test_requests_that_a_worker_can_tell_apart_stand_in_different_lanes(loop, ot
     assert backlog.lane(first) != backlog.lane(second)
 
 
-def test_lanes_are_counted_and_those_that_are_no_more_forgotten(loop):
+def test_lanes_tell_their_model_how_many_wait_and_whether_they_have_declined(loop):
     backlog = Backlog()
-    for model in random.Random(1).sample(["a"] * 3 + ["b"] * 2, 5):
+    for model in ["a", "a", "b", "a"]:
         backlog.join(need(model=model), 1, loop.create_future())
-    lanes = set()
-    for waiting in drained(backlog):
-        lanes.add(backlog.lane(waiting))
-    assert backlog.count(lanes) == 0
-    assert lanes == set()
-    for _ in range(3):
-        backlog.join(need(model="a"), 1, loop.create_future())
-    one = backlog.first(set())
-    backlog.rejoin(one)
-    assert backlog.count({backlog.lane(one)}) == 3
+    declined = backlog.first(set())
+    assert declined.need.model == "a"
+    declined.declined = 7
+    backlog.rejoin(declined)
+    found = {(model, count, declined) for _, model, count, declined in backlog.lanes()}
+    assert found == {("a", 2, False), ("a", 1, True), ("b", 1, False)}
+    assert {lane for lane, _, _, declined in backlog.lanes() if declined} == {backlog.lane(declined)}
+    drained(backlog)
+    assert list(backlog.lanes()) == []
 
 
 def shared(*wishes):

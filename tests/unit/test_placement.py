@@ -35,6 +35,7 @@ class Store:
         self.away = 0
         self.lost = 0
         self.stalled = set()
+        self.models = {}
         self.answers = asyncio.Event()
         self.answers.set()
         self.calls = asyncio.Event()
@@ -53,7 +54,14 @@ class Store:
         await self._answer()
         return view(
             *(
-                worker(name, limit=limit, leases=self.count(name), load=None, **self.breaker(name))
+                worker(
+                    name,
+                    limit=limit,
+                    leases=self.count(name),
+                    load=None,
+                    models=frozenset({self.models.get(name, "llama")}),
+                    **self.breaker(name),
+                )
                 for name, limit in self.limits.items()
             )
         )
@@ -319,13 +327,52 @@ async def test_those_without_any_worker_take_no_room_from_others(monkeypatch):
 
 
 async def test_even_those_without_a_worker_are_bounded(monkeypatch):
-    monkeypatch.setattr("dispatcher.assignment._MOST_STRANDED", 20)
+    monkeypatch.setattr("dispatcher.quota._MOST_STRANDED", 20)
+    monkeypatch.setattr("dispatcher.quota.MOST_WAITING", 20)
     placement = make(Store())
     async with passes(placement):
         lost = [asyncio.create_task(placement.lease(need("nobody"), 1)) for _ in range(20)]
         await until(lambda: placement.waiting == 20 and not placement.has_room)
         for task in lost:
             task.cancel()
+
+
+async def test_a_model_whose_worker_is_full_takes_no_room_from_another():
+    store = Store(**{A: 1, B: 1})
+    store.models = {A: "big", B: "small"}
+    placement = make(store)
+    async with passes(placement):
+        held = await placement.lease(need("big"), 1)
+        waiting = [asyncio.create_task(placement.lease(need("big"), 1)) for _ in range(20)]
+        await until(lambda: placement.waiting == 20)
+        assert await placement.room(["big", "small"]) == ["small"]
+        assert placement.has_room  # somebody idles, and another job may be for him
+        other = await placement.lease(need("small"), 1)
+        await until(lambda: not placement.has_room)
+        room = asyncio.create_task(placement.room(["big"]))
+        placement.give_back(other, Verdict.SUCCESS)
+        await until(lambda: placement.has_room)
+        assert not room.done()
+        for task in waiting[:10]:
+            task.cancel()
+        placement.give_back(held, Verdict.SUCCESS)
+        assert await room == ["big"]
+        for task in waiting:
+            task.cancel()
+
+
+async def test_whoever_waits_for_room_goes_on_when_the_dispatcher_ends():
+    store = Store(**{A: 1})
+    placement = make(store)
+    async with passes(placement):
+        waiting = [asyncio.create_task(placement.lease(need(), 1)) for _ in range(20)]
+        await until(lambda: not placement.has_room)
+        room = asyncio.create_task(placement.room(["llama"]))
+        await asyncio.sleep(0)
+        placement.close()
+        assert await room == ["llama"]
+        assert await placement.room(["llama"]) == ["llama"]
+        await asyncio.gather(*waiting, return_exceptions=True)
 
 
 async def test_nothing_waits_once_a_worker_appears():

@@ -1,0 +1,97 @@
+"""How many requests a dispatcher brings to wait, for each model and in all. Pure.
+
+Few wait for the slots that there are: what waits here could be sent by another dispatcher, and holds memory.
+Each model is counted against the slots of those who serve it, so that a model whose workers are full and slow
+takes no room from another whose workers idle. Who of the waiting goes where is `assignment`'s subject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dispatcher.backlog import Backlog
+from dispatcher.scheduler.fleet import FleetModel
+
+MOST_WAITING = 1024
+"""Requests that may wait for busy workers, where each of many models has room for a few."""
+_WAITING_PER_SLOT = 0.5
+_LEAST_WAITING = 16
+_LEAST_PATIENT = 256
+"""So many requests that wait for a faster worker, or one for each slot, are not counted as waiting: others
+may go meanwhile. Each waits for a slot of its own, so with fewer a large fleet's slow workers would find
+nobody who wants them."""
+_MOST_STRANDED = 4096
+"""Requests without any worker that may wait before nothing more is brought: bounds what they hold."""
+
+_Lanes: TypeAlias = AbstractSet[Hashable]
+
+
+@dataclass(frozen=True, slots=True)
+class _Count:
+    """Requests that wait for busy workers, and those that wait without any worker."""
+
+    busy: int
+    stranded: int
+
+
+def _count(backlog: Backlog[Any], stranded: _Lanes, slots: float, *of: str | None) -> _Count:
+    """Count those that wait for so many slots, `of` these models; all where none is given."""
+    busy = patient = lost = 0
+    for lane, model, count, declined in backlog.lanes():
+        if of and model not in of:
+            continue
+        if lane in stranded:
+            lost += count
+        elif declined:
+            patient += count
+        else:
+            busy += count
+    return _Count(busy + max(0, int(patient - max(_LEAST_PATIENT, slots))), lost)
+
+
+def has_room(backlog: Backlog[Any], fleet: FleetModel, stranded: _Lanes) -> bool:
+    """Whether more should be brought, whatever it asks for.
+
+    `stranded`: lanes for which there is no worker at all. They do not count, within bounds: others need not
+    wait for them.
+    """
+    slots = float(fleet.limit.sum())
+    count = _count(backlog, stranded, slots)
+    return count.busy < _enough(slots) and count.stranded < _MOST_STRANDED
+
+
+def has_room_for(model: str | None, backlog: Backlog[Any], fleet: FleetModel, stranded: _Lanes) -> bool:
+    """Whether more requests for one model should be brought, whatever waits for others, within bounds."""
+    slots = float(fleet.limit.sum())
+    every = _count(backlog, stranded, slots)
+    if every.busy >= max(MOST_WAITING, _enough(slots)):
+        return False
+    serving = fleet.serving(model)
+    if serving is not None:
+        slots = float(fleet.limit[serving].sum())
+    mine = _count(backlog, stranded, slots, model)
+    if mine.stranded and every.stranded >= _MOST_STRANDED:
+        return False
+    return mine.busy < _enough(slots)
+
+
+def others_idle(backlog: Backlog[Any], fleet: FleetModel, stranded: _Lanes, now_s: float) -> bool:
+    """Whether somebody idles who serves nothing of what waits: something else may be wanted of it."""
+    if len(backlog) >= MOST_WAITING:
+        return False
+    idle = fleet.room(None, now_s)
+    for model in {model for lane, model, _, _ in backlog.lanes() if lane not in stranded}:
+        serving = fleet.serving(model)
+        if serving is None:
+            return False
+        idle &= ~serving
+    return bool(np.count_nonzero(idle))
+
+
+def _enough(slots: float) -> float:
+    return max(_LEAST_WAITING, _WAITING_PER_SLOT * slots)
