@@ -1,11 +1,12 @@
-"""What dispatchers cost: requests a second, CPU for each, memory, with engines that answer at once.
+"""What dispatchers cost, themselves and in Redis: CPU, memory, commands, with engines that answer at once.
 
     python benchmarks/throughput.py [--requests 20000] [--dispatchers 1 2 3] [--body-bytes 2000] [--json]
 
 Four instant simulated engines with 64 slots each; everything on: leases, decisions, sending, durable
 results, metrics. Each row is a fleet of its own. On two cores the engines, Redis and the monitor take their
-part of the machine, so requests a second say less than CPU a request. Checked is that each line came back
-once.
+part of the machine, so requests a second say less than CPU a request. Commands are those of the dispatchers,
+a script being one; the CPU of Redis is spent for the monitor too. The bytes are what Redis needs for a line
+of the batch while it waits for a dispatcher. Checked is that each line came back once.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import tempfile
 from pathlib import Path
 
 from bench_fleet import MODEL, Engine, rig
+from redis_cost import queued_bytes
 
+BUDGETS = {"cpu_us_per_request": 600, "commands_per_request": 3, "bytes_per_queued": 64}
+"""The most that is allowed, with bodies of 2,000 bytes."""
 FLEET = tuple(Engine(0, 64, runtime, instant=True) for runtime in ("vllm", "sglang", "vllm", "sglang"))
 
 
@@ -39,6 +43,7 @@ async def measure(count: int, dispatchers: int, body_bytes: int) -> dict[str, fl
         write_batch(batch, count, body_bytes)
         async with rig(FLEET, dispatchers=dispatchers) as made:
             outcome = await made.run(batch)
+        queued = await queued_bytes(batch)
     assert (outcome.completed, outcome.failed, outcome.doubled) == (count, 0, 0), outcome
     return {
         "requests": count,
@@ -47,6 +52,9 @@ async def measure(count: int, dispatchers: int, body_bytes: int) -> dict[str, fl
         "per_second": round(count / outcome.elapsed_s),
         "cpu_us_per_request": round(outcome.cpu_s / count * 1e6),
         "rss_mib": round(outcome.rss_mib),
+        "commands_per_request": round(outcome.redis_commands / count, 2),
+        "redis_cpu_us_per_request": round(outcome.redis_cpu_s / count * 1e6),
+        "bytes_per_queued": round(queued / count, 1),
     }
 
 
@@ -68,6 +76,7 @@ def main() -> None:
     print("|" + "---|" * len(rows[0]))
     for row in rows:
         print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    print("| " + " | ".join(f"<= {BUDGETS[name]}" if name in BUDGETS else "" for name in rows[0]) + " |")
 
 
 if __name__ == "__main__":
