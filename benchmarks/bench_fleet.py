@@ -21,7 +21,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import psutil
-from redis_cost import commands_of, named
 
 from dispatcher.batches.ledger import Entry, Ledger
 from dispatcher.batches.storage import OUTPUT, Storage
@@ -123,9 +122,8 @@ class Outcome:
     """Attempts beyond the first of each answered line."""
     cpu_s: float = 0.0
     rss_mib: float = 0.0
-    redis_commands: int = 0
-    """That dispatchers sent, a script being one."""
     redis_cpu_s: float = 0.0
+    """Of the server, for whoever asked it."""
 
 
 class Rig:
@@ -145,7 +143,7 @@ class Rig:
     def start(self, name: str, module: str, env: dict[str, str]) -> None:
         """Start a service; its log is `<name>.log`."""
         log = (self.folder / f"{name}.log").open("wb")
-        settings = {"FOREBAY_REDIS_URL": named(self.url, module), "FOREBAY_STORAGE": self.storage.url}
+        settings = {"FOREBAY_REDIS_URL": self.url, "FOREBAY_STORAGE": self.storage.url}
         self.services[name] = subprocess.Popen(
             [sys.executable, "-m", module], env=os.environ | settings | env, stdout=log, stderr=log
         )
@@ -168,16 +166,14 @@ class Rig:
         )
         dispatchers = [psutil.Process(p.pid) for name, p in self.services.items() if "dispatcher" in name]
         cpu_before, redis_before = _cpu_s(dispatchers), _cpu_s([self.server])
-        sent_before = await commands_of(self.client, "dispatcher")
         began = time.monotonic()
         await publish(self.ledger, connect_sync(self.url), self.storage.files(record.id))
         entry = await self._until_ended(record.id)
         elapsed_s = time.monotonic() - began
-        redis_commands = await commands_of(self.client, "dispatcher") - sent_before
         outcome = self._read(record.id, entry, elapsed_s)
         living = [one for one in dispatchers if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
         outcome.cpu_s = _cpu_s(living) - cpu_before
-        outcome.redis_commands, outcome.redis_cpu_s = redis_commands, _cpu_s([self.server]) - redis_before
+        outcome.redis_cpu_s = _cpu_s([self.server]) - redis_before
         outcome.rss_mib = max((one.memory_info().rss for one in living), default=0) / 2**20
         return outcome
 

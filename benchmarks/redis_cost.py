@@ -5,8 +5,13 @@ Belongs here: how these are counted, and nothing of the fleet that causes them (
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import tempfile
+import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from dispatcher.batches.ledger import Ledger
@@ -15,19 +20,45 @@ from forebay.embedded import EmbeddedServer
 from forebay.submission import Options, prepare, publish
 from workers.connection import AsyncRedis, connect, connect_sync
 
-
-def named(url: str, name: str) -> str:
-    """The URL with which a client is known to the server by a name."""
-    return f"{url}?client_name={name}"
+_END = "the end of what is counted"
 
 
-async def commands_of(client: AsyncRedis, name: str) -> int:
-    """Commands that the clients of that name have sent on the connections that they have now.
+async def over_tcp(client: AsyncRedis) -> str:
+    """Let the server listen on TCP too, and give the URL: whoever comes that way can be told from others."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    await client.config_set("port", port)
+    return f"redis://127.0.0.1:{port}"
 
-    Counted by connection, a script is one command; by `INFO commandstats`, what it does inside counts too,
-    and who sent it is unknown. Needs Valkey 8.1 or newer.
+
+@contextlib.contextmanager
+def counted(url: str) -> Iterator[Counter[str]]:
+    """Commands that come over TCP while the block runs, by name; complete when it has ended.
+
+    A script is one command: `INFO commandstats`, and the counts of `CLIENT LIST`, have what it does inside as
+    well. `MONITOR` tells the difference, and who sent what; it slows the server down, so take no times.
     """
-    return sum(int(one["tot-cmds"]) for one in await client.client_list() if one["name"] == name)
+    commands: Counter[str] = Counter()
+    listening = threading.Event()
+
+    def listen() -> None:
+        with connect_sync(url) as client, client.monitor() as monitor:
+            listening.set()
+            for seen in monitor.listen():
+                if _END in seen["command"]:
+                    return
+                if seen["client_type"] == "tcp":
+                    commands[seen["command"].split(" ", 1)[0].lower()] += 1
+
+    listener = threading.Thread(target=listen)
+    listener.start()
+    listening.wait()
+    try:
+        yield commands
+    finally:
+        with connect_sync(url) as client:
+            client.echo(_END)
+        listener.join()
 
 
 async def queued_bytes(batch: Path) -> int:

@@ -5,8 +5,9 @@
 Four instant simulated engines with 64 slots each; everything on: leases, decisions, sending, durable
 results, metrics. Each row is a fleet of its own. On two cores the engines, Redis and the monitor take their
 part of the machine, so requests a second say less than CPU a request. Commands are those of the dispatchers,
-a script being one; the CPU of Redis is spent for the monitor too. The bytes are what Redis needs for a line
-of the batch while it waits for a dispatcher. Checked is that each line came back once.
+a script being one, counted in a run of their own; the CPU of Redis is spent for the monitor too. The bytes
+are what Redis needs for a line of the batch while it waits for a dispatcher. Checked is that each line came
+back once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 
 from bench_fleet import MODEL, Engine, rig
-from redis_cost import queued_bytes
+from redis_cost import counted, over_tcp, queued_bytes
 
 BUDGETS = {"cpu_us_per_request": 600, "commands_per_request": 3, "bytes_per_queued": 64}
 """The most that is allowed, with bodies of 2,000 bytes."""
@@ -44,6 +45,7 @@ async def measure(count: int, dispatchers: int, body_bytes: int) -> dict[str, fl
         async with rig(FLEET, dispatchers=dispatchers) as made:
             outcome = await made.run(batch)
         queued = await queued_bytes(batch)
+        commands = await count_commands(batch, dispatchers)
     assert (outcome.completed, outcome.failed, outcome.doubled) == (count, 0, 0), outcome
     return {
         "requests": count,
@@ -52,10 +54,22 @@ async def measure(count: int, dispatchers: int, body_bytes: int) -> dict[str, fl
         "per_second": round(count / outcome.elapsed_s),
         "cpu_us_per_request": round(outcome.cpu_s / count * 1e6),
         "rss_mib": round(outcome.rss_mib),
-        "commands_per_request": round(outcome.redis_commands / count, 2),
+        "commands_per_request": round(commands / count, 2),
         "redis_cpu_us_per_request": round(outcome.redis_cpu_s / count * 1e6),
         "bytes_per_queued": round(queued / count, 1),
     }
+
+
+async def count_commands(batch: Path, dispatchers: int) -> int:
+    """How many commands dispatchers send to Redis for a batch, from its submission to its end."""
+    async with rig(FLEET, dispatchers=0) as made:
+        url = await over_tcp(made.client)
+        for number in range(dispatchers):
+            made.start(f"dispatcher-{number}", "dispatcher", {"FOREBAY_REDIS_URL": url})
+        await made.until_ready(len(FLEET), dispatchers)
+        with counted(made.url) as commands:
+            await made.run(batch)
+    return commands.total()
 
 
 def main() -> None:
