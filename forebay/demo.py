@@ -14,16 +14,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from forebay.children import Child, end_all, start_child
 from forebay.cli.failures import reported
+from forebay.cli.picture import HalfWay
 from forebay.cli.run import execute
 from forebay.errors import CannotWork
 from forebay.fleet import worker_spec
 from forebay.results import errors_path
-from forebay.run import RunSettings
+from forebay.run import RunSettings, Watcher
 from forebay.simulator.command import LISTENING
 from forebay.simulator.process import flags
 from forebay.simulator.settings import EngineSettings
@@ -91,8 +93,17 @@ def _address(child: Child) -> str:
     raise CannotWork(f"the {child.name} does not listen; its log:\n{child.last_lines()}")
 
 
-def demo() -> None:
+def demo(
+    keep_look: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep a look at the run half-way, for a picture of it."),
+    ] = None,
+) -> None:
     """Run the demonstration. Exits as ``forebay run`` does."""
+
+    def between(looking: Watcher) -> Watcher:
+        return looking if keep_look is None else HalfWay(looking, keep_look)
+
     with reported():
         if not INPUT.is_file():
             raise SettingsError(
@@ -102,7 +113,7 @@ def demo() -> None:
         logs = Path(tempfile.mkdtemp(prefix="forebay-demo-"))
         try:
             with running(ENGINES, logs) as urls:
-                code = execute(_settings(urls), known_tokens_per_s=capacity(ENGINES))
+                code = execute(_settings(urls), known_tokens_per_s=capacity(ENGINES), between=between)
         finally:
             shutil.rmtree(logs, ignore_errors=True)
     raise typer.Exit(code)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -179,10 +180,15 @@ def run(
 
 
 def execute(
-    settings: RunSettings, *, json: bool = False, quiet: bool = False, known_tokens_per_s: float | None = None
+    settings: RunSettings,
+    *,
+    json: bool = False,
+    quiet: bool = False,
+    known_tokens_per_s: float | None = None,
+    between: Callable[[Watcher], Watcher] = lambda looking: looking,
 ) -> ExitCode:
-    """Run it for whoever looks, and say how it ended."""
-    with closing(watcher(json=json, quiet=quiet)) as looking:
+    """Run it for whoever looks, and say how it ended. `between` may stand between the run and who looks."""
+    with closing(between(watcher(json=json, quiet=quiet))) as looking:
         try:
             outcome = run_file(settings, looking)
         except KeyboardInterrupt:
