@@ -16,6 +16,7 @@ from dispatcher.batches.parse import Line
 from dispatcher.batches.parts import Entry as Result
 from dispatcher.batches.plan import PlannedRequest
 from dispatcher.batches.results import Detail, Usage, error_line, read_usage, record_id, result_line
+from dispatcher.reserved import Changes, with_changes
 from dispatcher.scheduler.question import Need
 
 _NO_USAGE = Usage(None, None)
@@ -25,13 +26,23 @@ class Exchange:
     """One batch's; what the batch itself says of its requests is read from its entry."""
 
     def __init__(
-        self, entry: Entry, *, urgency: int, deadline_s: float, late_code: str, usually_hedge: bool
+        self,
+        entry: Entry,
+        *,
+        urgency: int,
+        deadline_s: float,
+        late_code: str,
+        usually_hedge: bool,
+        reserved: Changes | None = None,
     ) -> None:
-        """`deadline_s` is on the monotonic clock; `usually_hedge` is for a batch that does not say."""
+        """`deadline_s` is on the monotonic clock. `usually_hedge` is for a batch that does not say.
+        `reserved` is done to all bodies.
+        """
         self._batch_id = entry.id
         self._urgency = urgency
         self._deadline_s = deadline_s
         self._late_code = late_code
+        self._reserved = reserved or {}
         self._detail = entry.fields.get("detail") != "0"
         self._hedge = {"0": False, "1": True}.get(entry.fields.get("hedge", ""), usually_hedge)
         self._strategy = entry.fields.get("strategy") or None
@@ -51,7 +62,7 @@ class Exchange:
         return Request(
             id=record_id(self._batch_id, line.number),
             path=line.url,
-            body=line.body,
+            body=with_changes(line.body, self._reserved),
             need=need,
             urgency=self._urgency,
             deadline_s=self._deadline_s,

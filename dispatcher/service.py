@@ -112,6 +112,7 @@ class Dispatcher:
             part_age_s=settings.part_age_s,
             hedge=settings.may_hedge,
             lengths=self._lengths,
+            reserved=settings.reserved_keys.changes,
         )
         self._inline = InlineRunner(self.placement, attempts, deadline_s=settings.inline_deadline_s)
         self._finaliser = Finaliser(storage, self._ledger)

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from dispatcher.archive import KEEP, TTL_S
 from dispatcher.queues import QUEUES
+from dispatcher.reserved import ReservedKeys
 from dispatcher.retry import RetryPolicy
 from dispatcher.scheduler.strategies import SchedulerPolicy
 from workers.breaker import BreakerPolicy
@@ -79,6 +80,7 @@ class DispatcherSettings(ServiceSettings):
     )
     explain_ttl_s: float = Field(default=TTL_S, gt=0, description="and for how long")
 
+    reserved_keys: ReservedKeys = ReservedKeys()
     scheduler: SchedulerPolicy = SchedulerPolicy()
     retry: RetryPolicy = RetryPolicy()
     breaker: BreakerPolicy = BreakerPolicy()

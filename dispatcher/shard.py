@@ -29,6 +29,7 @@ from dispatcher.exchange import Exchange, shared_prefixes
 from dispatcher.keeper import Keeper
 from dispatcher.lengths import AnswerLengths
 from dispatcher.placement import Closing, Placement
+from dispatcher.reserved import Changes
 from dispatcher.stop import Stop
 from dispatcher.unsent import Unsent
 from workers.errors import Fenced, ForebayError
@@ -76,11 +77,12 @@ class ShardRunner:
         part_age_s: float,
         hedge: bool,
         lengths: AnswerLengths | None = None,
+        reserved: Changes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owner` is unique among dispatchers, also over restarts: part files are named after it. `hedge`:
         whether requests of batches that do not say may get second attempts. `lengths` learns how long
-        answers get; None: nobody does.
+        answers get; None: nobody does. `reserved` is done to all bodies.
         """
         self.storage = storage
         self.ledger = ledger
@@ -91,6 +93,7 @@ class ShardRunner:
         self.part_age_s = part_age_s
         self.hedge = hedge
         self.lengths = lengths
+        self.reserved = reserved
         self.clock = clock
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
@@ -143,6 +146,7 @@ class ShardRunner:
             deadline_s=await self._deadline(entry),
             late_code=LATE,
             usually_hedge=self.hedge,
+            reserved=self.reserved,
         )
         run = _Run(self, claim, files, exchange, stop)
         return run, await asyncio.to_thread(run.pick_up, plan)
