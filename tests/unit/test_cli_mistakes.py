@@ -201,6 +201,12 @@ def test_an_inline_body_must_be_a_json_object(forebay, tmp_path):
     assert "body.json is not a JSON object" in said
 
 
+def test_an_inline_body_of_any_depth_is_refused_without_a_traceback(forebay, tmp_path):
+    (tmp_path / "deep.json").write_bytes(b'{"a":' + b"[" * 100_000)
+    code, said = forebay("enqueue", "deep.json")
+    assert (code, "deep.json is not a JSON object" in said) == (2, True)
+
+
 def test_a_config_file_with_an_unknown_key_is_refused(forebay, tmp_path):
     (tmp_path / "forebay.toml").write_text('redis = "redis://127.0.0.1"\n')
     code, said = forebay("batches")
