@@ -49,10 +49,12 @@ class RunState:
     """The folder of one output. A context manager: it holds the lock, so one run at a time writes OUT."""
 
     def __init__(self, output: Path) -> None:
-        """Make the folder and lock it. Raises RunRefused when another run holds it, OSError."""
+        """Make the folder and lock it. Raises RunRefused when another run or user holds it, OSError."""
         self.folder = output.with_name(output.name + ".forebay")
         self.made = not self.folder.exists()
         self.folder.mkdir(mode=0o700, exist_ok=True)
+        if not _is_ours(self.folder):
+            raise RunRefused(f"{self.folder} is another user's; remove it, or name another output")
         self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -108,6 +110,11 @@ class RunState:
         self, kind: type[BaseException] | None, raised: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else could have put there what a run would take up, with our keys and our prompts."""
+    return {folder.lstat().st_uid, folder.stat().st_uid} == {os.geteuid()}
 
 
 def fingerprint(path: Path) -> Fingerprint:

@@ -130,3 +130,15 @@ def test_a_run_on_somebodys_redis_has_a_queue_of_its_own(settings):
 def test_the_folder_is_nobody_elses_business(settings):
     with RunState(settings.output) as state:
         assert state.folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_somebody_else_prepared_is_not_used(settings, tmp_path, monkeypatch):
+    take(settings)
+    somebody = os.geteuid() + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: somebody)
+        with pytest.raises(RunRefused, match=r"out\.jsonl\.forebay is another user's"):
+            RunState(settings.output)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "linked.jsonl.forebay").symlink_to(tmp_path / "elsewhere")
+    RunState(tmp_path / "linked.jsonl").close()  # a link of one's own is fine
