@@ -97,7 +97,7 @@ def test_files_that_are_gone_are_told_with_the_way_out(settings):
     with RunState(settings.output) as state:
         Storage(str(state.storage)).files(batch_id).remove_all()
         with pytest.raises(RunRefused, match=r"are gone.*--restart"):
-            runs._Batch(settings, state, batch_id)
+            runs._Batch(settings, state, batch_id, fresh=False)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_a_run_on_somebodys_redis_has_a_queue_of_its_own(settings):
     on_redis = changed(settings, redis_url="redis://127.0.0.1:1/0")
     batch_id, _ = take(on_redis)
     with RunState(settings.output) as state:
-        batch = runs._Batch(on_redis, state, batch_id)
+        batch = runs._Batch(on_redis, state, batch_id, fresh=True)
         assert batch.queue == f"run-{batch_id}"
         assert batch.services().queues == (f"run-{batch_id}",)
         assert read_record(batch.files).request_counts.total == 5
