@@ -146,7 +146,8 @@ class JobClaims(BaseWorker):
             with translated():
                 self.register_death()
         finally:
-            self.unsubscribe()
+            with contextlib.suppress(StoreUnavailable), translated():  # our hearing ends with us anyway
+                self.unsubscribe()
 
     def suspended(self) -> bool:
         """Whether someone ran `rq suspend`; `rq info` says so of this dispatcher too."""

@@ -142,22 +142,23 @@ class Numbers:
         return {Role.ENGINE: min(2, self.engines), Role.DISPATCHER: 1, Role.MONITOR: 1}.get(role, 0)
 
 
+_TURN = [*Kind, *(kind for kind in Kind if kind.role is Role.DISPATCHER)]
+"""One turn: dispatchers, who hold what could be lost, suffer twice as often."""
+
+
 def schedule(rng: Random, scale: Scale, numbers: Numbers, lasts_s: float) -> list[Fault]:
     """Faults from 0 to ``lasts_s``, by which all have ended, in the order in which they begin.
 
-    Kinds come in turns, each turn in an order of its own, so that a long run has all of them equally often.
+    Kinds come in turns, each turn in an order of its own, so that a long run has all of them.
     """
     faults: list[Fault] = []
     busy_until: dict[Role, dict[int, float]] = {role: {} for role in Role}
     waiting: list[Kind] = []
     at_s = rng.uniform(*scale.gap_s)
     while at_s < lasts_s:
-        if not waiting:
-            waiting = rng.sample(list(Kind), len(Kind))
+        if len(waiting) < len(_TURN):
+            waiting += rng.sample(_TURN, len(_TURN))
         fault = next(_possible(waiting, busy_until, numbers, rng, scale, at_s, lasts_s), None)
-        if fault is None and len(waiting) < len(Kind):
-            waiting += rng.sample([kind for kind in Kind if kind not in waiting], len(Kind) - len(waiting))
-            continue
         if fault is not None:
             waiting.remove(fault.kind)
             busy_until[fault.kind.role][fault.whom] = fault.end_s + _rest_s(fault.kind, scale)

@@ -239,6 +239,19 @@ def test_callbacks_and_webhooks_of_a_job_are_never_called(make_claims, connectio
     assert sent == []
 
 
+def test_a_dispatcher_can_close_while_redis_is_away(make_claims, monkeypatch):
+    claims = make_claims()
+
+    def gone(*_):
+        raise Lost("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "register_death", gone)
+        patch.setattr(claims.pubsub, "unsubscribe", gone)
+        with pytest.raises(StoreUnavailable):
+            claims.close()
+
+
 @pytest.mark.parametrize("beat", [None, {"last_heartbeat": 1.0}], ids=["no record", "a late heartbeat's"])
 def test_a_job_whose_first_dispatcher_died_a_while_ago_can_be_finished(make_claims, connection, beat):
     queues.enqueue_shards(connection, "default", "batch_1", [0])
