@@ -102,6 +102,13 @@ class Rig:
         await self.store.register(WorkerSpec(url=engine.url))
         return engine
 
+    async def ready_engine(self, runtime: str = "vllm", **settings: Any) -> SimulatedEngine:
+        """An engine that is ready without a monitor, for tests that need none."""
+        engine = await self.engine(runtime, **settings)
+        worker = await self.worker(engine.url)
+        await self.store.write_state(worker.id, worker.incarnation, WorkerState.READY, models=[MODEL])
+        return engine
+
     def monitor(self, **settings: Any) -> subprocess.Popen[bytes]:
         return self._start("monitor", **settings)
 

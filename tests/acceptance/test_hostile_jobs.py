@@ -9,7 +9,6 @@ from rq.serializers import JSONSerializer
 from dispatcher.batches.nesting import DEEPEST
 from forebay.simulator.faults import AnswerFault
 from tests.acceptance.conftest import MODEL, rows
-from workers.fleet import WorkerState
 
 pytestmark = pytest.mark.acceptance
 
@@ -30,9 +29,7 @@ def chain(levels):
 
 
 async def test_jobs_and_answers_of_strangers_end_once_and_the_next_batch_runs(rig):
-    engine = await rig.engine(slots=8)
-    worker = await rig.worker(engine.url)
-    await rig.store.write_state(worker.id, worker.incarnation, WorkerState.READY, models=[MODEL])
+    engine = await rig.ready_engine(slots=8)
     patient = {"breaker__failure_threshold": 1000, "breaker__rate_minimum": 1000}
     dispatcher = rig.dispatcher("d1", retry__max_attempts=2, retry__base_s=0.01, **patient)
     queue = Queue("high", connection=rig.rq_redis, serializer=JSONSerializer)

@@ -34,8 +34,7 @@ def run_page(redis_url: str, storage: str) -> dict[str, object]:
 async def test_the_examples_of_the_page_run_and_say_what_they_promise(rig, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "prompts.jsonl").write_text("\n".join(rows(20)), encoding="utf-8")
-    await rig.engine(slots=8)
-    rig.monitor()
+    await rig.ready_engine(slots=8)
     rig.dispatcher("d1", watch_interval_s=0.1, explain_sample=1)
     names = await asyncio.to_thread(run_page, rig.redis_url, rig.storage.url)
     said = capsys.readouterr().out.splitlines()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 from rq import Queue
+from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from dispatcher import queues
+from forebay.simulator.faults import HangFault
 from tests.acceptance.conftest import MODEL, rows
 
 pytestmark = pytest.mark.acceptance
@@ -30,10 +33,8 @@ def inline_request(rig, text):
 
 async def test_all_dispatchers_are_replaced_one_after_the_other_under_load(rig):
     for runtime in ("vllm", "vllm", "sglang", "sglang"):
-        await rig.engine(runtime, slots=4, tokens_per_s=100.0)
-    rig.monitor()
+        await rig.ready_engine(runtime, slots=4, tokens_per_s=100.0)
     running = {name: rig.dispatcher(name) for name in ("old-1", "old-2", "old-3")}
-    await rig.ready()
     for name in running:
         await rig.until(lambda name=name: rig.rq_redis.exists(f"rq:worker:{name}"), f"{name} is there")
 
@@ -64,3 +65,26 @@ async def test_all_dispatchers_are_replaced_one_after_the_other_under_load(rig):
     assert [worker.leases for worker in (await rig.store.view()).workers] == [0, 0, 0, 0]
     names = {name.decode().rpartition(":")[2] for name in rig.rq_redis.smembers("rq:workers")}
     assert names == {"new-1", "new-2", "new-3"}
+
+
+async def test_what_is_not_done_within_the_drain_timeout_is_handed_back_uncharged(rig):
+    engine = await rig.ready_engine(slots=4)
+    engine.control(HangFault(requests=2, paths=("/v1/chat/completions",)))
+    first = rig.dispatcher("first", drain_timeout_s=0.2)
+    batch = await rig.submit(rows(1), slots=4)
+    job = inline_request(rig, "hangs")
+    await rig.until(lambda: len(rig.sent) == 2, "both are with the engine")
+    first.terminate()
+    assert await rig.gone(first) == 0
+    await rig.until(lambda: engine.stats.aborted == 2, "the engine sees them go")
+    assert (await rig.worker(engine.url)).leases == 0
+    shard = Job.fetch(queues.shard_job_id(batch, 0), connection=rig.rq_redis, serializer=JSONSerializer)
+    for one in (shard, job):
+        assert one.get_status(refresh=True) == "queued"
+        assert not one.number_of_retries
+    rig.dispatcher("second")
+    status, results = await rig.ended(batch)
+    assert (status, results.names) == ("completed", ["c0"])
+    assert results.output[0]["forebay"]["attempts"] == 1
+    await rig.until(lambda: job.get_status(refresh=True) == "finished", "it is answered")
+    assert sorted(rig.sent) == ["hangs", "hangs", "say c0", "say c0"]
