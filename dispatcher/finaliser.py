@@ -14,7 +14,7 @@ from dispatcher.batches.finalise import Fill, Totals, fill_with, finalise, incom
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
-from dispatcher.batches.storage import ERRORS, OUTPUT, RECORD, Storage
+from dispatcher.batches.storage import ERRORS, OUTPUT, RECORD, BatchFiles, Storage
 
 log = structlog.get_logger(__name__)
 
@@ -29,13 +29,17 @@ class Finaliser:
         self._ledger = ledger
 
     async def run(self, batch_id: str) -> None:
-        """Write the files and flip the status; nothing happens to a batch that has ended or is gone.
+        """Write the files and flip the status; of a batch that has ended, only its record's file if that is
+        behind.
 
         Raises ShardsLeftError when shards have to be run first, as when results have vanished from the
         storage (the batch is in progress then), and StorageError.
         """
         entry = await self._ledger.entry(batch_id)
-        if entry is None or BatchStatus(entry.status).final:
+        if entry is None:
+            return
+        if BatchStatus(entry.status).final:
+            await asyncio.to_thread(_mend_record, self._storage.files(batch_id), record_of(entry).to_json())
             return
         if entry.status == BatchStatus.IN_PROGRESS and entry.shards_done < entry.shards:
             done = await self._ledger.shards_done(batch_id)
@@ -94,6 +98,12 @@ class Finaliser:
             completed=totals.completed,
             failed=totals.failed,
         )
+
+
+def _mend_record(files: BatchFiles, record: bytes) -> None:
+    """Write the record of a batch that has ended, if whoever ended it could not."""
+    if files.exists(RECORD) and files.read(RECORD) != record:
+        files.write(RECORD, record)
 
 
 def _fill(entry: Entry) -> Fill | None:

@@ -65,8 +65,11 @@ class Keeper:
         owner: str,
         part_lines: int,
         part_age_s: float,
+        troubled: bool = False,
     ) -> None:
-        """`owner` is unique among dispatchers, also over restarts: part files are named after it."""
+        """`owner` is unique among dispatchers, also over restarts: part files are named after it. `troubled`:
+        the batch says that its files cannot be used, which the first part that is written disproves.
+        """
         self._ledger = ledger
         self._claim = claim
         self._owner = owner
@@ -80,6 +83,7 @@ class Keeper:
         self._sums = _Sums()
         self._durable = Tally()
         """What of the sums is durable, and may be told."""
+        self._troubled = troubled
         self._late = False
         self._closed = False
         self._hurried = False
@@ -175,7 +179,8 @@ class Keeper:
                 log.error(
                     "cannot keep results", batch=self._claim.batch_id, error=str(error), retry_in_s=pause_s
                 )
-                await self._tell_trouble(f"results cannot be stored: {error}")
+                await self._tell_trouble(f"{self._owner}: results cannot be stored: {error}")
+                self._troubled = True
                 batch = []  # the writer holds them by now
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _PAUSE_S[1])
@@ -183,8 +188,9 @@ class Keeper:
                 break
         self._durable = sums
         self._writing = False
-        if pause_s > _PAUSE_S[0]:
+        if self._troubled:
             await self._tell_trouble("")
+            self._troubled = False
         self._written.set()
 
     def _take(self) -> tuple[list[Result], Tally]:

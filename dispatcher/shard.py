@@ -148,7 +148,7 @@ class ShardRunner:
             usually_hedge=self.hedge,
             reserved=self.reserved,
         )
-        run = _Run(self, claim, files, exchange, stop)
+        run = _Run(self, claim, files, exchange, stop, troubled=entry.trouble is not None)
         return run, await asyncio.to_thread(run.pick_up, plan)
 
     async def _deadline(self, entry: Entry) -> float:
@@ -159,7 +159,14 @@ class _Run:
     """One claim's work on one shard."""
 
     def __init__(
-        self, runner: ShardRunner, claim: Claim, files: BatchFiles, exchange: Exchange, stop: Stop
+        self,
+        runner: ShardRunner,
+        claim: Claim,
+        files: BatchFiles,
+        exchange: Exchange,
+        stop: Stop,
+        *,
+        troubled: bool,
     ) -> None:
         self._runner = runner
         self._claim = claim
@@ -173,6 +180,7 @@ class _Run:
             owner=runner.owner,
             part_lines=runner.part_lines,
             part_age_s=runner.part_age_s,
+            troubled=troubled,
         )
         self._positions: dict[int, int] = {}
         """Line to its place in the shard's part of the plan."""

@@ -38,6 +38,8 @@ class Progress:
     workers: tuple[WorkerView, ...]
     now_s: float
     """Redis' clock, which the workers' stamps are on."""
+    trouble: str | None = None
+    """Why the batch's files cannot be used now, for people."""
 
     @property
     def done(self) -> int:
@@ -93,4 +95,5 @@ def look(entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float) -> Pro
         elapsed_s=max(0.0, fleet.now_s - started_s),
         workers=fleet.workers,
         now_s=fleet.now_s,
+        trouble=entry.trouble,
     )

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from anyio import to_thread
 
 from dispatcher import queues
+from dispatcher.batches.errors import StorageError
 from dispatcher.batches.intake import Intake, Limits, take_in
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.plan import Plan, open_plan
@@ -96,7 +98,12 @@ def prepare(
     if intake.plan is None:
         raise RefusedInput(name, intake)
     record = _record(files, name, options, intake, intake.plan, now_s, slots)
-    files.write(RECORD, record.to_json())
+    try:
+        files.write(RECORD, record.to_json())
+    except StorageError:
+        with suppress(StorageError):  # what went wrong first is what matters
+            files.remove_all()
+        raise
     return record
 
 

@@ -23,7 +23,7 @@ from dispatcher.batches.plan import MOST_MODELS, Plan, Rows, write_plan
 from dispatcher.batches.prompt import hash64, prompt_tokens
 from dispatcher.batches.record import BatchErrorItem, BatchErrors, batch_errors
 from dispatcher.batches.results import INVALID_LINE, Usage, error_line, record_id
-from dispatcher.batches.storage import INPUT, PARTS, PLAN, SHARDS, BatchFiles
+from dispatcher.batches.storage import INPUT, BatchFiles
 
 LISTED_BAD_LINES = 100
 DEFAULT_COMPLETION_TOKENS = 256.0
@@ -108,10 +108,10 @@ def take_in(
             intake = _check_and_plan(source, files, refused, limits, slots, mean_completion_tokens)
     except BaseException:
         with suppress(StorageError):  # what went wrong first is what matters
-            _discard(files)
+            files.remove_all()
         raise
     if intake.problem is not None:
-        _discard(files)
+        files.remove_all()
     return intake
 
 
@@ -274,8 +274,3 @@ def _problem(accepted: int, refused: _Refused) -> Problem | None:
     if not accepted:
         return Problem("empty_file", f"none of the {total} lines is a valid request")
     return None
-
-
-def _discard(files: BatchFiles) -> None:
-    for name in (SHARDS, PLAN, PARTS, INPUT):
-        files.remove(name)

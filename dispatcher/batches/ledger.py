@@ -82,6 +82,12 @@ class Entry:
     fields: Mapping[str, str] = field(repr=False)
     """Everything that is written, times of all moves (``<status>_at``) included."""
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the files of a batch that has not ended cannot be used now, for people; None: they can."""
+        final = BatchStatus(self.status).final
+        return None if final else self.fields.get("trouble") or None
+
 
 class Ledger:
     """Batches in one Redis."""
@@ -292,7 +298,9 @@ def record_of(entry: Entry) -> BatchRecord:
             "request_counts": RequestCounts(
                 total=entry.total, completed=entry.completed, failed=entry.failed
             ),
-            "forebay": opened.forebay.model_copy(update={"remove_at": None if when is None else int(when)}),
+            "forebay": opened.forebay.model_copy(
+                update={"remove_at": None if when is None else int(when), "trouble": entry.trouble}
+            ),
             "usage": usage if usage.total_tokens else None,
             "output_file_id": entry.fields.get("output_file_id") or None,
             "error_file_id": entry.fields.get("error_file_id") or None,

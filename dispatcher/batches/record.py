@@ -110,7 +110,8 @@ class BatchOptions(_Frozen):
     fleet it gets beside others of its queue, in proportion to theirs. `hedge` says whether its requests may
     get second attempts; None: as the dispatcher is set. `keep` is a duration such as "30d", from its end to
     the removal of its files and keys; None: they stay. `remove_at` is when that will be, in whole seconds
-    since 1970; None before the end.
+    since 1970; None before the end. `trouble` says, for people, why the files of a batch that has not ended
+    cannot be used now.
     """
 
     queue: str = "default"
@@ -125,6 +126,7 @@ class BatchOptions(_Frozen):
     remove_at: int | None = None
     slots: int | None = Field(default=None, ge=1)
     shards: int | None = Field(default=None, ge=0)
+    trouble: str | None = None
 
 
 class BatchRecord(_Frozen):

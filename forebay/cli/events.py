@@ -67,6 +67,7 @@ def progress_event(seen: Progress) -> dict[str, Any]:
         "tokens_per_s": seen.tokens_per_s,
         "eta_s": seen.eta_s,
         "elapsed_s": seen.elapsed_s,
+        "trouble": seen.trouble,
         "workers": [_worker(worker) for worker in seen.workers],
     }
 

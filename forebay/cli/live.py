@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dispatcher.batches.record import BatchRecord
-from forebay.cli.plain import begun
+from forebay.cli.plain import begun, trouble_line
 from forebay.cli.tables import fleet_table, percent, rate
 from forebay.durations import clock
 from forebay.progress import Progress
@@ -63,4 +63,5 @@ def picture(seen: Progress) -> RenderableType:
         (f"{seen.failed:,} failed", "red" if seen.failed else ""),
         f"  {seen.in_flight} in flight  {seen.status}",
     )
-    return Group(bar, counts, Text(), fleet_table(seen.workers))
+    trouble = [Text(trouble_line(seen.trouble).strip(), style="yellow")] if seen.trouble else []
+    return Group(bar, counts, *trouble, Text(), fleet_table(seen.workers))

@@ -31,6 +31,7 @@ class PlainWatcher:
         self._next_s = 0.0
         self._status: BatchStatus | None = None
         self._standings: dict[str, tuple[str, str]] = {}
+        self._trouble: str | None = None
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -51,6 +52,9 @@ class PlainWatcher:
             self._say(progress_line(seen))
         for worker in changed:
             self._say(worker_line(worker))
+        if seen.trouble != self._trouble:
+            self._say(trouble_line(seen.trouble))
+            self._trouble = seen.trouble
         self._status = seen.status
         self._standings = {worker.id: _standing(worker) for worker in seen.workers}
 
@@ -78,6 +82,11 @@ def progress_line(seen: Progress) -> str:
         f"{seen.in_flight} in flight of {seen.total:,}; {rate(seen.tokens_per_s)} tokens/s; "
         f"{clock(seen.elapsed_s)} passed, {left} left"
     )
+
+
+def trouble_line(trouble: str | None) -> str:
+    """What keeps a batch from going on; None: that it is over."""
+    return "  the storage can be used again" if trouble is None else f"  trouble: {legible(trouble)}"
 
 
 def worker_line(worker: WorkerView) -> str:

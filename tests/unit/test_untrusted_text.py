@@ -82,7 +82,7 @@ def test_tables_do_not_act() -> None:
     record = BatchRecord(
         id="batch_1", created_at=1, request_counts=RequestCounts(), metadata={"input_name": EVIL}
     )
-    assert harmless(printed_by(batches._table([record])))
+    assert harmless(printed_by(batches.batch_table([record])))
 
 
 def test_what_is_waited_for_does_not_act() -> None:
