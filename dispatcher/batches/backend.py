@@ -6,7 +6,7 @@ import errno
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from dispatcher.batches.errors import (
     BatchError,
@@ -17,9 +17,6 @@ from dispatcher.batches.errors import (
     StorageMissingError,
 )
 from dispatcher.batches.ranges import Range
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -105,7 +102,7 @@ class _Reads(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "WriteableBuffer", /) -> int | None:
+    def readinto(self, buffer: Any, /) -> int | None:
         with translated(self._path):
             return self._raw.readinto(buffer)
 
