@@ -235,7 +235,10 @@ class Attempts:
                 self._end(second, CANCELLED)
                 return
             joined.append(second)
-            race.join(self._attempt(request, second, history, Turn(turn.number + 1, None)))
+            race.join(
+                lambda: self._attempt(request, second, history, Turn(turn.number + 1, None)),
+                never_begun=lambda: self._end(second, CANCELLED),
+            )
 
         held.join = join
         try:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -23,6 +23,7 @@ class Race(Generic[T]):
         self._task = task
         self._usable = usable
         self._second: asyncio.Task[T] | None = None
+        self._second_begun = False
         self._winner: T | None = None
         self._over = False
 
@@ -31,10 +32,14 @@ class Race(Generic[T]):
         """Whether a second attempt may join: the first still runs, and runs alone."""
         return not self._over and self._second is None
 
-    def join(self, second: Coroutine[Any, Any, T]) -> None:
-        """Start the second attempt."""
+    def join(self, second: Callable[[], Awaitable[T]], *, never_begun: Callable[[], None]) -> None:
+        """Start the second attempt. `never_begun` is called if it is called off before its first step.
+
+        Such a task is just not run: the attempt could not give back what it holds.
+        """
         assert self.open
         self._second = asyncio.create_task(self._run_second(second))
+        self._second.add_done_callback(lambda _: None if self._second_begun else never_begun())
 
     async def run(self, first: Awaitable[T]) -> T:
         """The winner's result; the first's when neither is usable. Cancelling it calls off both."""
@@ -56,8 +61,9 @@ class Race(Generic[T]):
         other = await self._second
         return other if self._usable(other) else result
 
-    async def _run_second(self, second: Coroutine[Any, Any, T]) -> T:
-        result = await second
+    async def _run_second(self, second: Callable[[], Awaitable[T]]) -> T:
+        self._second_begun = True
+        result = await second()
         if not self._over and self._usable(result):
             self._winner = result
             self._task.cancel()

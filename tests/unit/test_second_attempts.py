@@ -116,7 +116,7 @@ async def both():
     task, made = raced(first)
     race = await made
     await first.begun.wait()
-    race.join(second.run())
+    race.join(second.run, never_begun=pytest.fail)
     await second.begun.wait()
     return task, race, first, second
 
@@ -184,6 +184,23 @@ async def test_cancelling_the_request_calls_off_both():
         await task
     assert first.called_off
     assert second.called_off
+
+
+@pytest.mark.parametrize("ending", ["the first is usable", "the request is cancelled"])
+async def test_a_second_attempt_that_is_called_off_before_its_first_step_is_told_of(ending):
+    first, second, told = Attempt(), Attempt(), []
+    task, made = raced(first)
+    race = await made
+    await first.begun.wait()
+    # Heard of before the second attempt's task has its first turn.
+    if ending == "the first is usable":
+        first.end.set_result("good")
+    else:
+        task.cancel()
+    race.join(second.run, never_begun=lambda: told.append("never begun"))
+    await asyncio.wait([task])
+    await asyncio.sleep(0)
+    assert (told, second.begun.is_set()) == (["never begun"], False)
 
 
 async def test_a_cancellation_beside_a_won_race_is_not_lost():
