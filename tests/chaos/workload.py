@@ -13,6 +13,7 @@ from random import Random
 import msgspec
 
 from forebay.simulator import answers
+from forebay.simulator.calls import asked_for
 
 MODEL = "sim-model"
 LONGEST = 2048
@@ -70,13 +71,9 @@ def _line(rng: Random, number: int) -> Given:
         return Given(number, custom_id, data, Invalid())
     tokens = max(2, min(200, round(rng.lognormvariate(3.0, 0.8))))
     text = f"{number}: " + rng.choice(_ODD) * 3 + ("word " * (2 * LONGEST) if lot < 0.02 else "")
+    messages = [{"role": "user", "content": text}]
     body = msgspec.json.encode(
-        {
-            "model": MODEL,
-            "messages": [{"role": "user", "content": text}],
-            "max_tokens": tokens,
-            "ignore_eos": True,
-        }
+        {"model": MODEL, "messages": messages, "max_tokens": tokens, "ignore_eos": True}
     )
     data = b'{"custom_id":"%b","method":"POST","url":"/v1/chat/completions","body":%b}' % (
         custom_id.encode(),
@@ -84,5 +81,5 @@ def _line(rng: Random, number: int) -> Given:
     )
     if lot < 0.02:
         return Given(number, custom_id, data, Refusal(400))
-    words = answers.words(answers.fingerprint(SEED, body), 0, tokens)
+    words = answers.words(answers.fingerprint(SEED, asked_for(messages)), 0, tokens)
     return Given(number, custom_id, data, Answer(words, tokens))
