@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from dispatcher.batches.record import BatchRecord, BatchStatus, RequestCounts
-from forebay.cli.events import EventWatcher
+from forebay.cli.events import EventWatcher, progress_event
 from forebay.cli.live import LiveWatcher, picture
 from forebay.cli.plain import PlainWatcher
 from forebay.cli.tables import fleet_table
@@ -100,6 +100,23 @@ def test_the_first_look_is_told_even_right_after_a_wait(plain, said):
     plain.progress(look())
     assert said[0].startswith("waiting for a worker: gpu-2:8000 (unready)")
     assert said[1].startswith("in_progress")
+
+
+def test_trouble_with_the_storage_is_told_once_and_so_is_its_end(plain, said):
+    plain.progress(look())
+    said.clear()
+    for _ in range(2):
+        plain.progress(look(trouble="d1: no room\x1b[2J"))
+    plain.progress(look())
+    assert said == ["  trouble: d1: no room\\x1b[2J", "  the storage can be used again"]
+
+
+def test_trouble_with_the_storage_stands_in_the_picture_and_in_events():
+    console = Console(width=120, file=io.StringIO())
+    console.print(picture(look(trouble="d1: no room")))
+    assert "trouble: d1: no room" in console.file.getvalue()
+    assert progress_event(look(trouble="d1: no room"))["trouble"] == "d1: no room"
+    assert progress_event(look())["trouble"] is None
 
 
 def test_the_end_is_told_at_once(plain, said):
