@@ -35,8 +35,9 @@ AsyncRedis = redis.asyncio.Redis
 SyncRedis = redis.Redis
 
 SOCKET_TIMEOUT_S = 10.0
-_IN_NETLOC = re.compile(r"(//[^:/@]*):[^@/]*@")
-_IN_QUERY = re.compile(r"([?&][^=&]*password=)[^&#]*")
+_IN_NETLOC = re.compile(r"(//[^:/@]*):[^?#]*@")
+"""To the last @: a password may hold others, or a slash, with which the URL is impossible and told of."""
+_IN_QUERY = re.compile(r"([?&][^=&]*password=)[^&#]*", re.IGNORECASE)
 _POOL_SIZE = 64
 _WAIT_FOR_CONNECTION_S = 20.0
 _PASSING = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError)

@@ -68,6 +68,16 @@ def test_no_password_is_shown():
     )
     assert public_url("redis://:secret@one/0") == "redis://:***@one/0"
     assert public_url("redis://one/0?password=secret&db=1") == "redis://one/0?password=***&db=1"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://:se@cret@one/0", "redis://u:se:cret@one", "redis://:se/cret@one/0", "unix://:secret@/a@b.sock",
+     "redis://one/0?PASSWORD=secret", "rediss://one/0?ssl_password=secret&db=1"],
+)  # fmt: skip
+def test_no_part_of_a_password_is_shown_however_it_is_written(url):
+    assert "cret" not in public_url(url)
+    assert "se" not in public_url(url).partition("//")[2].replace("password", "")
     with pytest.raises(SettingsError) as refused:
         connect("redis+sentinel://:secret@one/fleet?sentinel_password=hidden&colour=red")
     assert "secret" not in str(refused.value)
