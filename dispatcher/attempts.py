@@ -122,6 +122,8 @@ class Seen:
     outcome: Outcome
     elapsed_s: float
     turn: Turn
+    answer: Reply | Failure | None = None
+    """What came back; None: it was cancelled."""
 
 
 class Attempts:
@@ -250,7 +252,7 @@ class Attempts:
         planned_s = read_timeout_s(
             request.need.asked_tokens, request.need.prompt_tokens, self._request_timeout_s, self._slowest_rate
         )
-        outcome = CANCELLED
+        outcome, answer = CANCELLED, None
         elapsed_s = 0.0
         try:
             async with self._solitude.sending(request.alone):
@@ -267,7 +269,7 @@ class Attempts:
             return _Attempted(answer, outcome, held)
         finally:
             self._end(held, outcome)
-            self._onlooker(Seen(request, held, outcome, elapsed_s, turn))
+            self._onlooker(Seen(request, held, outcome, elapsed_s, turn, answer))
 
     async def _send(self, request: Request, held: Held, timeout_s: float) -> Reply | Failure:
         """Send it, until `held.call_off` is called: that closes the connection, so that the engine stops."""

@@ -14,7 +14,10 @@ import structlog
 
 from dispatcher.archive import Archive
 from dispatcher.attempts import Seen
-from dispatcher.records import Sighting, record_of, wanted
+from dispatcher.batches.results import read_usage
+from dispatcher.outcome import Label
+from dispatcher.records import Sighting, record_of, share_recorded
+from dispatcher.reply import Reply
 from workers.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)
@@ -28,7 +31,7 @@ _AT_ONCE = 32
 
 
 class Recorder:
-    """One dispatcher's records. `sample` as in `records.wanted`."""
+    """One dispatcher's records. `sample` as in `records.share_recorded`."""
 
     def __init__(self, archive: Archive, *, dispatcher: str, sample: float | None, rng: Random) -> None:
         self._archive = archive
@@ -41,14 +44,14 @@ class Recorder:
     def saw(self, seen: Seen) -> None:
         """Note an attempt that ended, if it shall have a record."""
         request, held, turn = seen.request, seen.held, seen.turn
-        if not wanted(
+        share = share_recorded(
             attempt=turn.number,
             raced=request.hedge and held.join is None,  # whoever joined it took the way to it
             outcome=seen.outcome.label,
             batch_lines=request.batch_lines,
             sample=self._sample,
-            chance=self._rng.random(),
-        ):
+        )
+        if self._rng.random() >= share:
             return
         if len(self._noted) >= MOST_NOTED:
             self._noted.popleft()
@@ -60,6 +63,10 @@ class Recorder:
                 batch_id=request.batch_id,
                 attempt=turn.number,
                 decision=held.decision,
+                need=request.need,
+                urgency=request.urgency,
+                answer_tokens=_answer_tokens(seen),
+                sample=share,
                 worker=held.worker_id,
                 granted_s=held.granted_s,
                 waited_s=turn.waited_s,
@@ -83,3 +90,9 @@ class Recorder:
         if self._lost:
             log.warning("decision records were lost while Redis did not answer", count=self._lost)
             self._lost = 0
+
+
+def _answer_tokens(seen: Seen) -> int | None:
+    if seen.outcome.label is not Label.OK or not isinstance(seen.answer, Reply):
+        return None
+    return read_usage(seen.answer.body).completion_tokens

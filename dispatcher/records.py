@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from dispatcher.outcome import Label
 from dispatcher.scheduler.decision import CandidateScores, Chosen, Explanation
+from dispatcher.scheduler.question import Need
 from workers.breaker import Verdict
 
 LARGE_BATCH = 1000
@@ -32,6 +33,10 @@ class Sighting:
     attempt: int
     decision: Chosen | None
     """None: a second attempt beside one that ran."""
+    need: Need
+    urgency: int
+    answer_tokens: int | None
+    sample: float
     worker: str
     granted_s: float
     waited_s: float | None
@@ -62,6 +67,20 @@ class DecisionRecord(BaseModel):
     """From 1."""
     beside: bool
     """Whether it was a second attempt beside one that ran: the fastest free worker, nothing was scored."""
+    sample: float = 1.0
+    """How likely such an attempt gets a record, 0.0 to 1.0: it stands for so many as 1 over it."""
+    urgency: int | None = None
+    """Of its queue: 0 is the most urgent one that is served. None here and below: it was not recorded."""
+    model: str | None = None
+    """None as well: any worker would do."""
+    prompt_tokens: int | None = None
+    """Estimated."""
+    asked_tokens: int | None = None
+    """The ceiling of the answer; None as well: the request names none."""
+    cost_tokens: int | None = None
+    """Estimated, of prompt and answer together."""
+    answer_tokens: int | None = None
+    """Of the answer, by the engine's count; None as well: there is no answer, or it does not say."""
     at: float
     """When its lease was granted, on Redis' clock."""
     waited_s: float | None
@@ -89,20 +108,20 @@ class DecisionRecord(BaseModel):
     dispatcher: str
 
 
-def wanted(
-    *, attempt: int, raced: bool, outcome: Label, batch_lines: int, sample: float | None, chance: float
-) -> bool:
-    """Whether an attempt gets a record.
+def share_recorded(
+    *, attempt: int, raced: bool, outcome: Label, batch_lines: int, sample: float | None
+) -> float:
+    """How likely an attempt gets a record, 0.0 to 1.0.
 
     Always one that failed and all that come after it, and those that ran beside each other (`raced`): whoever
     asks about such a request wants to see both. Of all others the share `sample`, 0.0 to 1.0; None: all, of
-    batches above `LARGE_BATCH` lines one in a hundred. `chance` is drawn from 0.0 to 1.0, without 1.0.
+    batches above `LARGE_BATCH` lines one in a hundred.
     """
     if outcome is not Label.OK or attempt > 1 or raced:
-        return True
+        return 1.0
     if sample is None:
-        sample = _LARGE_BATCH_SAMPLE if batch_lines > LARGE_BATCH else 1.0
-    return chance < sample
+        return _LARGE_BATCH_SAMPLE if batch_lines > LARGE_BATCH else 1.0
+    return sample
 
 
 def record_of(seen: Sighting, dispatcher: str) -> DecisionRecord:
@@ -114,6 +133,13 @@ def record_of(seen: Sighting, dispatcher: str) -> DecisionRecord:
         batch_id=seen.batch_id,
         attempt=seen.attempt,
         beside=why is None,
+        sample=seen.sample,
+        urgency=seen.urgency,
+        model=seen.need.model,
+        prompt_tokens=seen.need.prompt_tokens,
+        asked_tokens=seen.need.asked_tokens,
+        cost_tokens=seen.need.cost_tokens,
+        answer_tokens=seen.answer_tokens,
         at=round(seen.granted_s, 6),
         waited_s=None if seen.waited_s is None else round(seen.waited_s, 6),
         strategy=why.strategy if why else None,

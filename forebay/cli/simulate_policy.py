@@ -20,10 +20,12 @@ from dispatcher.batches.intake import Limits, take_in
 from dispatcher.batches.storage import Storage
 from dispatcher.scheduler.strategies import DEFAULTS, SchedulerPolicy, Strategies
 from dispatcher.settings import DispatcherSettings
-from forebay.cli.options import Json, print_json
+from forebay import explanations
+from forebay.cli.options import Json, Redis, open_client, print_json
 from forebay.cli.tables import percent, print_table
 from forebay.errors import RefusedInput
 from forebay.policy.engine import EngineSpec
+from forebay.policy.recorded import AS_RECORDED, Recorded, check_strategies, read
 from forebay.policy.replay import Setup, replay
 from forebay.policy.report import Report, summed_up
 from forebay.policy.texts import MOST_WORKERS, Drawing, read_engines, read_lengths
@@ -38,17 +40,31 @@ _USUAL = "lognormal:median=128,sigma=0.8"
 
 def simulate_policy(
     fleet: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--fleet",
             metavar="[Nx]speed=S,slots=K",
             help="N workers: tokens per second of one answer, and how many run at once; prefill=P besides, "
-            "tokens per second that a prompt is read with. May be given often.",
+            "tokens per second that a prompt is read with. May be given often. Default: with --recorded or "
+            "--records the workers that answered.",
         ),
-    ],
+    ] = None,
     batch: Annotated[
         Path | None, typer.Option("--batch", metavar="FILE", help="A batch file, planned as `submit` does.")
     ] = None,
+    recorded: Annotated[
+        str | None,
+        typer.Option(
+            "--recorded", metavar="ID|all", help="What decisions are recorded: of a batch, or all there are."
+        ),
+    ] = None,
+    records: Annotated[
+        Path | None,
+        typer.Option("--records", metavar="FILE", help="The same, as `forebay run --explain FILE` wrote it."),
+    ] = None,
+    at_once: Annotated[
+        bool, typer.Option("--at-once", help="Recorded requests all come at the start, not when they came.")
+    ] = False,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -83,19 +99,15 @@ def simulate_policy(
         bool, typer.Option("--cold", help="Workers are new: their speeds and slots have to be learned.")
     ] = False,
     seed: Annotated[int, typer.Option("--seed", help="Of what the scheduler leaves to chance.")] = 1,
+    redis: Redis = None,
     json: Json = False,
 ) -> None:
     """Try strategies on a model of a fleet, without one: makespan, waiting, who does what.
 
     The scheduler is the dispatcher's own; time is virtual, so hours pass in seconds. Same flags, same answer.
     """
-    engines = _engines(fleet)
     spec = _scheduler(policy)
-    names = list(dict.fromkeys(strategy or [spec.default_strategy]))
-    _check(names, spec)
-    as_asked = batch is not None and lengths is None and not lengths_unknown
-    drawing = None if as_asked else read_lengths(lengths or _USUAL)
-    workload = _workload(batch, drawing, engines, foretold=not lengths_unknown)
+    _check(strategy or [], spec)
     setup = Setup(
         seed=seed,
         cold=cold,
@@ -103,7 +115,22 @@ def simulate_policy(
         stale_after_s=spec.stale_after_s,
         dead_after_s=spec.dead_after_s,
     )
-    reports = [_run(name, workload, engines, spec, setup) for name in names]
+    engines = _engines(fleet or [])
+    names = list(dict.fromkeys(strategy or []))
+    if recorded is not None or records is not None:
+        if batch is not None or lengths is not None or lengths_unknown:
+            raise SettingsError("recorded requests have their lengths: say no --batch and no --lengths")
+        told, lines = _records(recorded, records, redis)
+        engines = engines or told.fleet()
+        workload = told.workload(at_once=at_once, slots=sum(engine.slots for engine in engines))
+        for note in told.notes(lines, workload):
+            typer.echo(note, err=True)
+        reports = [told.as_it_was(workload, engines)]
+        reports += _run_recorded(workload, engines, spec, setup) if not names else []
+    else:
+        workload = _workload(batch, lengths, engines, unknown=lengths_unknown)
+        names, reports = names or [spec.default_strategy], []
+    reports += [_run(name, for_strategy(workload, name), engines, spec, setup) for name in names]
     if json:
         print_json(reports)
         return
@@ -136,13 +163,16 @@ def _check(names: Sequence[str], spec: SchedulerPolicy) -> None:
 
 
 def _workload(
-    batch: Path | None, drawing: Drawing | None, engines: Sequence[EngineSpec], *, foretold: bool
+    batch: Path | None, lengths: str | None, engines: Sequence[EngineSpec], *, unknown: bool
 ) -> Workload:
+    """Of a batch file or made up. `unknown`: ceilings do not foretell the lengths."""
+    if not engines:
+        raise SettingsError("say which workers there are: --fleet speed=100,slots=8")
     slots = sum(engine.slots for engine in engines)
+    drawing = read_lengths(lengths or _USUAL)
     if batch is not None:
-        return _of_batch(batch, drawing, slots)
-    assert drawing is not None
-    return drawn(drawing.lengths, drawing.count, Random(drawing.seed), foretold=foretold, slots=slots)
+        return _of_batch(batch, drawing if lengths is not None or unknown else None, slots)
+    return drawn(drawing.lengths, drawing.count, Random(drawing.seed), foretold=not unknown, slots=slots)
 
 
 def _of_batch(path: Path, drawing: Drawing | None, slots: int) -> Workload:
@@ -164,11 +194,27 @@ def _of_batch(path: Path, drawing: Drawing | None, slots: int) -> Workload:
     return planned(rows, drawing.lengths, seed=drawing.seed, slots=slots)
 
 
+def _records(recorded: str | None, file: Path | None, redis: str | None) -> tuple[Recorded, int | None]:
+    """What is recorded, and how many lines the batch has; None: there is no one batch."""
+    if file is not None:
+        return read(explanations.read(file)), None
+    batch_id = None if recorded == "all" else recorded
+    with open_client(redis) as forebay:
+        lines = None if batch_id is None else forebay.status(batch_id).request_counts.total
+        return read(forebay.decisions(batch_id)), lines
+
+
+def _run_recorded(
+    workload: Workload, engines: Sequence[EngineSpec], spec: SchedulerPolicy, setup: Setup
+) -> list[Report]:
+    check_strategies(workload, DEFAULTS | spec.strategies)
+    return [_run(AS_RECORDED, workload, engines, spec, setup)]
+
+
 def _run(
     name: str, workload: Workload, engines: Sequence[EngineSpec], spec: SchedulerPolicy, setup: Setup
 ) -> Report:
-    asked = for_strategy(workload, name)
-    return summed_up(name, asked, engines, replay(asked, engines, Strategies(spec), setup))
+    return summed_up(name, workload, engines, replay(workload, engines, Strategies(spec), setup))
 
 
 def _show(reports: Sequence[Report]) -> None:
@@ -197,10 +243,16 @@ def _comparison(reports: Sequence[Report]) -> Table:
             f"{report.waited_p50_s:.1f} s",
             f"{report.waited_p99_s:.1f} s",
             f"{report.second_attempts:,}",
-            f"{report.second_tokens:,} ({100 * report.second_tokens / report.tokens:.1f} %)",
+            _second_tokens(report),
             f"{percent(report.busy)} %",
         )
     return table
+
+
+def _second_tokens(report: Report) -> str:
+    if report.second_tokens is None:
+        return "unknown"
+    return f"{report.second_tokens:,} ({100 * report.second_tokens / report.tokens:.1f} %)"
 
 
 def _workers(report: Report) -> Table:
@@ -211,7 +263,7 @@ def _workers(report: Report) -> Table:
     for share in report.workers[:_SHOWN]:
         table.add_row(
             Text(share.worker),
-            f"{share.speed:g}",
+            f"{share.speed:.4g}",
             str(share.slots),
             f"{share.requests:,}",
             f"{100 * share.request_share:.1f} %",

@@ -16,12 +16,13 @@ class EngineSpec:
     """How fast and how wide an engine is.
 
     `speed`: tokens per second that one sequence writes. `prefill`: tokens per second that one prompt is read
-    with; 0: prompts take no time.
+    with; 0: prompts take no time. `name`: its worker's; empty: it gets a number.
     """
 
     speed: float
     slots: int
     prefill: float = 0.0
+    name: str = ""
 
     @property
     def capacity(self) -> float:

@@ -34,7 +34,6 @@ from workers.fleet import FleetView
 _PASS_S = 0.005
 """From one pass to the next at least: what ends meanwhile is settled together, as it is while a real pass
 waits for the store."""
-_URGENCY = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +106,19 @@ class Replay:
         self._workers = {
             worker.name: worker
             for worker in (
-                WatchedWorker(f"worker-{number:0{width}}", Engine(spec), setup.polling, told=not setup.cold)
+                WatchedWorker(
+                    spec.name or f"worker-{number:0{width}}", Engine(spec), setup.polling, told=not setup.cold
+                )
                 for number, spec in enumerate(fleet)
             )
         }
-        self._tickets = [Ticket(request, 0.0) for request in workload.requests]
-        self._shards = deque(_cut(self._tickets, workload.shards))
+        arrivals = workload.arrivals or [0.0] * len(workload.requests)
+        self._tickets = [
+            Ticket(request, arrival_s) for request, arrival_s in zip(workload.requests, arrivals, strict=True)
+        ]
+        one_by_one = workload.arrivals is not None
+        self._coming = deque(self._tickets if one_by_one else ())
+        self._shards = deque(_cut(self._tickets, workload.shards) if not one_by_one else ())
         self._unfinished = len(self._tickets)
         self._speeds = Speeds()
         if not setup.cold:
@@ -135,6 +141,8 @@ class Replay:
         for number, name in enumerate(self._workers):
             self._at(self._setup.polling.interval_s * number / len(self._workers), 0, name)
         while self._unfinished:
+            if self._coming:
+                self._pass_s = min(self._pass_s, max(self._coming[0].joined_s, self._passed_s + _PASS_S))
             if self._pass_s <= self._events[0][0]:
                 self._now_s = self._pass_s
                 self._pass()
@@ -218,21 +226,27 @@ class Replay:
         refused = [waiting for waiting, decision in asks if not self._acquire(waiting, decision.candidates)]
         for waiting in refused:
             self._backlog.rejoin(waiting)
-        if not asks and not self._shards and not len(self._backlog):
+        if not asks and self._hedging.due and not len(self._backlog):
             self._hedge()
         if refused or len(asks) == MOST_ASKS or self._feed():
             self._wake()
 
     def _feed(self) -> bool:
-        """Bring shards while few wait; whether any was brought."""
+        """Bring who has arrived, and shards while few wait; whether any shard was brought."""
+        while self._coming and self._coming[0].joined_s <= self._now_s:
+            self._join(self._coming.popleft())
         before = len(self._shards)
         while self._shards and self._assignment.has_room(self._backlog):
             for ticket in self._shards.popleft():
-                self._assignment.note(ticket.request.need)
-                # Nothing is awaited here: the backlog only asks whether a place was given up.
-                self._backlog.join(ticket.request.need, _URGENCY, cast(_Place, ticket))
-        self._hedging.due = self._setup.hedge and not self._shards
+                self._join(ticket)
+        self._hedging.due = self._setup.hedge and not self._shards and not self._coming
         return len(self._shards) < before
+
+    def _join(self, ticket: Ticket) -> None:
+        request = ticket.request
+        self._assignment.note(request.need)
+        # Nothing is awaited here: the backlog only asks whether a place was given up.
+        self._backlog.join(request.need, request.urgency, cast(_Place, ticket), batch_id=request.batch_id)
 
     def _look(self) -> None:
         self._looked_s = self._now_s
@@ -266,8 +280,6 @@ class Replay:
 
     def _hedge(self) -> None:
         """Give running requests that gain by it a second attempt on a faster worker."""
-        if not self._hedging.due:
-            return
         fleet = self._assignment.fleet
         free = {name: fleet.free_slots(name) for name in fleet.with_room(None, self._now_s)}
         running = {str(one.key): one for one in self._attempts.values() if len(one.ticket.attempts) == 1}

@@ -6,7 +6,7 @@ How it is printed is `forebay.cli.simulate_policy`'s subject.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -33,7 +33,8 @@ class WorkerShare:
 class Report:
     """One strategy's run. Times are in seconds of the model, counted from the start of the batch.
 
-    `waited`: from the start to a request's first lease. `second_tokens`: written by attempts that lost.
+    `waited`: from a request's coming, which for a batch is the start, to its first lease. `second_tokens`:
+    written by attempts that lost; None: unknown.
     `busy`: mean share of all slots' time that was used, 0.0 to 1.0.
     """
 
@@ -47,26 +48,30 @@ class Report:
     waited_p50_s: float
     waited_p99_s: float
     second_attempts: int
-    second_tokens: int
+    second_tokens: int | None
     busy: float
     workers: Sequence[WorkerShare]
 
 
 def lower_bound_s(workload: Workload, fleet: Sequence[EngineSpec]) -> float:
-    """The time that no scheduler beats: all tokens at full capacity, or the longest request alone at best."""
-    fluid_s = workload.tokens / sum(engine.capacity for engine in fleet)
-    kinds = set(fleet)
-    alone_s = max(
-        min(engine.takes_s(request.need.prompt_tokens, request.answer_tokens) for engine in kinds)
-        for request in workload.requests
-    )
-    return max(fluid_s, alone_s)
+    """The time that no scheduler beats: all tokens at full capacity, or the longest request alone at best; of
+    requests that come by and by, those that are yet to come.
+    """
+    capacity = sum(engine.capacity for engine in fleet)
+    kinds = {replace(engine, name="") for engine in fleet}
+    arrivals = workload.arrivals or [0.0] * len(workload.requests)
+    bound_s, tokens = 0.0, 0
+    for request, arrival_s in zip(reversed(workload.requests), reversed(arrivals), strict=True):
+        tokens += request.answer_tokens
+        alone_s = min(engine.takes_s(request.need.prompt_tokens, request.answer_tokens) for engine in kinds)
+        bound_s = max(bound_s, arrival_s + max(alone_s, tokens / capacity))
+    return bound_s
 
 
 def summed_up(strategy: str, workload: Workload, fleet: Sequence[EngineSpec], replayed: Replayed) -> Report:
     """Reduce a whole run to its report."""
     bound_s = lower_bound_s(workload, fleet)
-    waited = np.array([ticket.leased_s for ticket in replayed.tickets])
+    waited = np.array([ticket.leased_s - ticket.joined_s for ticket in replayed.tickets])
     attempts = [attempt for ticket in replayed.tickets for attempt in ticket.attempts]
     workers = _shares(attempts, replayed)
     slots = sum(engine.slots for engine in fleet)

@@ -38,14 +38,22 @@ class Request:
 
     need: Need
     answer_tokens: int
+    urgency: int = 0
+    batch_id: str | None = None
+    """Batches take turns; None: it is of the only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in the order of sending, at least one, and how that order is cut into shards."""
+    """Requests in the order of sending, at least one, and how that order is cut into shards.
+
+    `arrivals`: when each comes, in seconds from the start, never earlier than the one before; then shards do
+    not matter. None: all are there from the start, and come in shards as there is room.
+    """
 
     requests: Sequence[Request]
     shards: Sequence[int]
+    arrivals: Sequence[float] | None = None
 
     @property
     def tokens(self) -> int:

@@ -7,6 +7,7 @@ import pytest
 from dispatcher.archive import MOST_ATTEMPTS, Archive
 from dispatcher.outcome import Label
 from dispatcher.records import Sighting, record_of
+from dispatcher.scheduler.question import Need
 from workers import keys
 from workers.breaker import Verdict
 
@@ -31,6 +32,10 @@ def record(number, at, *, attempt=1, batch="batch_1", name=None):
         batch_id=batch,
         attempt=attempt,
         decision=None,
+        need=Need("m", 10, 20, 30),
+        urgency=1,
+        answer_tokens=5,
+        sample=1.0,
         worker="a:1",
         granted_s=at,
         waited_s=0.0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,8 @@ from dispatcher.archive import Archive
 from dispatcher.attempts import Request, Seen, Turn
 from dispatcher.outcome import CANCELLED, Label, Outcome, RequestFate
 from dispatcher.recorder import MOST_NOTED, Recorder
-from dispatcher.records import MOST_NAMES, Sighting, record_of, wanted
+from dispatcher.records import MOST_NAMES, Sighting, record_of, share_recorded
+from dispatcher.reply import Reply
 from dispatcher.scheduler.decision import Chosen, decide
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.question import Need
@@ -41,6 +43,10 @@ def sighting(decision, **changes):
         "batch_id": "batch_1",
         "attempt": 1,
         "decision": decision,
+        "need": Need("llama", 10, 20, 30),
+        "urgency": 1,
+        "answer_tokens": 17,
+        "sample": 0.5,
         "worker": "a",
         "granted_s": NOW_S,
         "waited_s": 0.25,
@@ -54,27 +60,26 @@ def sighting(decision, **changes):
 # -- which attempts get one --
 
 
-def is_wanted(**changes):
+def share_of(**changes):
     facts = {
         "attempt": 1,
         "raced": False,
         "outcome": Label.OK,
         "batch_lines": 10,
         "sample": 0.0,
-        "chance": 0.0,
     }
-    return wanted(**(facts | changes))
+    return share_recorded(**(facts | changes))
 
 
 @pytest.mark.parametrize("label", [label for label in Label if label is not Label.OK])
 def test_an_attempt_that_failed_always_gets_a_record(label):
-    assert is_wanted(outcome=label, batch_lines=10**6)
+    assert share_of(outcome=label, batch_lines=10**6) == 1.0
 
 
 def test_what_comes_after_a_failure_and_what_ran_beside_another_always_gets_one():
-    assert is_wanted(attempt=2)
-    assert is_wanted(raced=True)
-    assert not is_wanted()
+    assert share_of(attempt=2) == 1.0
+    assert share_of(raced=True) == 1.0
+    assert share_of() == 0.0
 
 
 @pytest.mark.parametrize(
@@ -82,9 +87,7 @@ def test_what_comes_after_a_failure_and_what_ran_beside_another_always_gets_one(
     [(1, None, 1.0), (1000, None, 1.0), (1001, None, 0.01), (10**6, 1.0, 1.0), (1, 0.5, 0.5), (1, 0.0, 0.0)],
 )
 def test_of_good_attempts_so_large_a_share_gets_one(lines, sample, share):
-    chances = [number / 1000 for number in range(1000)]
-    kept = [is_wanted(batch_lines=lines, sample=sample, chance=chance) for chance in chances]
-    assert sum(kept) == share * 1000
+    assert share_of(batch_lines=lines, sample=sample) == share
 
 
 # -- what it tells --
@@ -110,6 +113,13 @@ def test_a_record_tells_whom_filters_dropped_what_was_scored_and_how_it_ended():
     assert (record.outcome, record.verdict, record.at, record.dispatcher) == (
         Label.OK, Verdict.SUCCESS, NOW_S, "d1",
     )  # fmt: skip
+    assert (record.model, record.prompt_tokens, record.asked_tokens, record.cost_tokens) == (
+        "llama",
+        10,
+        20,
+        30,
+    )
+    assert (record.answer_tokens, record.urgency, record.sample) == (17, 1, 0.5)
 
 
 def test_a_record_of_a_large_fleet_names_the_best_and_the_pick_and_counts_the_others():
@@ -218,3 +228,15 @@ async def test_records_that_cannot_be_kept_stop_nobody():
 
 async def test_an_archive_that_is_given_nothing_asks_nobody():
     await Archive(SimpleNamespace(register_script=None)).keep([])
+
+
+async def test_a_record_tells_how_long_the_answer_was_and_how_likely_it_was_recorded():
+    shelf = Shelf()
+    notes = recorder(shelf, sample=0.999)
+    body = b'{"usage": {"prompt_tokens": 9, "completion_tokens": 12}}'
+    notes.saw(replace(seen(), answer=Reply(200, body, 1.0)))
+    notes.saw(replace(seen(outcome=FAILED, name="c2"), answer=Reply(500, body, 1.0)))
+    notes.saw(seen(outcome=CANCELLED, name="c3"))
+    await notes.flush()
+    assert [(one.answer_tokens, one.sample) for one in shelf.kept] == [(12, 0.999), (None, 1.0), (None, 1.0)]
+    assert (shelf.kept[0].urgency, shelf.kept[0].cost_tokens) == (1, 30)
