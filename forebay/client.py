@@ -156,7 +156,7 @@ class Forebay:
             options=options,
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
-            limits=self.settings.limits,
+            limits=self.settings.input,
             mean_answers=self._portal.call(self.desk.lengths.means),
         )
         return self._publish_new(record)
@@ -206,7 +206,7 @@ class Forebay:
             ),
             now_s=self._portal.call(self.desk.ledger.now),
             slots=self._portal.call(self.desk.slots),
-            limits=self.settings.limits,
+            limits=self.settings.input,
             mean_answers=self._portal.call(self.desk.lengths.means),
         )
         return self._publish_new(record)

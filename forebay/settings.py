@@ -25,7 +25,7 @@ class FrontSettings(ServiceSettings):
     most_queued_requests: int = Field(
         default=5_000_000, ge=1, description="requests that may wait in a queue before files are refused"
     )
-    limits: Limits = Field(default=Limits(), description="what an input file may hold")
+    input: Limits = Field(default=Limits(), description="what an input file may hold")
 
     def keep_s(self, given: str | float | None) -> float | None:
         """How long a batch stays after its end, in seconds, None: for ever; ``given`` None: as configured.

@@ -22,7 +22,7 @@ from pydantic_settings import (
 from workers.errors import SettingsError
 
 DEFAULT_REDIS_URL = "redis://127.0.0.1:6379/0"
-SHARED_KEYS = frozenset({"redis_url", "storage", "log_level", "limits", "most_queued_requests", "keep"})
+SHARED_KEYS = frozenset({"redis_url", "storage", "log_level", "input", "most_queued_requests", "keep"})
 SECTIONS = frozenset({"monitor", "dispatcher", "worker"})
 
 

@@ -174,7 +174,7 @@ def run(
         restart=restart,
         keep_state=keep_state,
         explain=explain,
-        limits=front.limits,
+        limits=front.input,
     )
     raise typer.Exit(execute(settings, json=json, quiet=quiet, known_tokens_per_s=fleet_capacity))
 
