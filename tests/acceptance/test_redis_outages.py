@@ -32,6 +32,9 @@ pytestmark = [
     pytest.mark.timeout(60 + 4 * float(os.environ.get("FOREBAY_TEST_OUTAGE_S", "0"))),
 ]
 
+LONG = pytest.mark.skipif(
+    "FOREBAY_TEST_OUTAGE_S" not in os.environ, reason="long outages are tested with FOREBAY_TEST_OUTAGE_S=60"
+)
 AWAY_S = float(os.environ.get("FOREBAY_TEST_OUTAGE_S", "2"))
 LINES = 160
 
@@ -107,9 +110,10 @@ async def rig(server: OwnServer, tmp_path: Path) -> AsyncIterator[Rig]:
     await client.aclose()
 
 
-def command(rig: Rig, *words: str) -> subprocess.Popen[str]:
-    """`forebay ...` on the rig's Redis and storage."""
-    environ = os.environ | {"FOREBAY_REDIS_URL": rig.redis_url, "FOREBAY_STORAGE": rig.storage.url}
+def command(rig: Rig, *words: str, redis: bool = True) -> subprocess.Popen[str]:
+    """`forebay ...` on the rig's Redis and storage, or on neither."""
+    ours = {"FOREBAY_REDIS_URL": rig.redis_url, "FOREBAY_STORAGE": rig.storage.url}
+    environ = os.environ | (ours if redis else {})
     return subprocess.Popen(
         [sys.executable, "-m", "forebay", *words],
         cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -147,15 +151,11 @@ def in_rq_info(rig: Rig) -> list[str]:
 
 
 async def test_redis_away_in_the_middle_costs_no_line_and_ends_nobody(rig: Rig, server: OwnServer):
-    """Killed, and back with its log: services, a `forebay run` and a `forebay wait` all live through it."""
+    """Killed, and back with its log: services and a `forebay wait` live through it."""
     await two_engines(rig)
     services = [rig.monitor(), rig.dispatcher("d1", part_lines=8)]
     batch = await rig.submit(rows(LINES, tokens=10), slots=16)
-    (rig.folder / "other.jsonl").write_text("\n".join(rows(60, tokens=10, text="of the run")) + "\n")
-    output = rig.folder / "other.out.jsonl"
-    run = command(rig, "run", str(rig.folder / "other.jsonl"), "-o", str(output), "--json")
     waits = command(rig, "wait", batch, "--json")
-    assert '"started"' in await asyncio.to_thread(run.stdout.readline)
     assert '"progress"' in await asyncio.to_thread(waits.stdout.readline)
     await rig.some_done(batch, 10)
     server.kill()
@@ -165,11 +165,34 @@ async def test_redis_away_in_the_middle_costs_no_line_and_ends_nobody(rig: Rig, 
     assert (status, results.names) == ("completed", [f"c{number}" for number in range(LINES)])
     assert [service.poll() for service in services] == [None, None]
     assert (await said(waits))[0] == 0
+
+
+@LONG
+async def test_a_run_survives_that_its_embedded_server_stands_still(rig: Rig):
+    await two_engines(rig)
+    source, output = rig.folder / "in.jsonl", rig.folder / "out.jsonl"
+    source.write_text("\n".join(rows(LINES, tokens=10)) + "\n")
+    workers = [word for engine in rig.engines for word in ("--worker", engine.url)]
+    run = command(rig, "run", str(source), "-o", str(output), "--json", *workers, redis=False)
+    await rig.until(lambda: len(rig.sent) > 20, "some lines are sent")
+    embedded = server_of(run)
+    os.kill(embedded, signal.SIGSTOP)
+    await asyncio.sleep(AWAY_S)  # the outage itself
+    os.kill(embedded, signal.SIGCONT)
     code, _, err = await said(run)
-    assert (code, len(output.read_bytes().splitlines())) == (0, 60), err
+    assert (code, len(output.read_bytes().splitlines())) == (0, LINES), err
 
 
-@pytest.mark.skipif("FOREBAY_TEST_OUTAGE_S" not in os.environ, reason="seconds of it: test_dispatching")
+def server_of(run: subprocess.Popen[str]) -> int:
+    """The process of the embedded server that a run has started."""
+    for children in Path("/proc").glob("[0-9]*/stat"):
+        name, _, rest = children.read_text().partition("(")[2].rpartition(")")
+        if name == "valkey-server" and int(rest.split()[1]) == run.pid:
+            return int(children.parent.name)
+    raise AssertionError("the run has no server")
+
+
+@LONG
 async def test_redis_frozen_for_long_in_the_middle_costs_no_line_and_ends_nobody(rig: Rig, server: OwnServer):
     await two_engines(rig)
     services = [rig.monitor(), rig.dispatcher("d1", part_lines=8), rig.dispatcher("d2", part_lines=8)]

@@ -1,4 +1,4 @@
-"""Whole installations on a bucket that refuses, or on a full disk: nothing is lost, and the batch says why."""
+"""Whole installations on a bucket that refuses, or on a full disk: nothing is lost, and the batch says so."""
 
 from __future__ import annotations
 

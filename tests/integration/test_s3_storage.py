@@ -25,7 +25,7 @@ from tests.buckets import s3_for_tests
 
 pytestmark = pytest.mark.integration
 
-LINES = 60
+LINES = 21
 
 
 @pytest.fixture
