@@ -11,6 +11,11 @@ known from the moment a request that holds it is taken in.
 from __future__ import annotations
 
 from collections import OrderedDict
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 BLOCK_TOKENS = 16
 _CHARS_PER_TOKEN = 4
@@ -29,14 +34,19 @@ class PrefixCache:
 
         The last block never is: an engine always computes something.
         """
-        known, chain = 0, 0
-        missed = False
-        for start in range(0, len(prompt) - _BLOCK, _BLOCK):
-            chain = hash((chain, prompt[start : start + _BLOCK]))
-            missed = missed or chain not in self._blocks
-            known += not missed
-            self._blocks[chain] = None
-            self._blocks.move_to_end(chain)
+        chain = list(_chain(prompt))
+        known = sum(1 for _ in takewhile(self._blocks.__contains__, chain))
+        for block in reversed(chain):  # so that the beginning, which others may share, is forgotten last
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
         while len(self._blocks) > self._most:
             self._blocks.popitem(last=False)
         return known * BLOCK_TOKENS
+
+
+def _chain(prompt: bytes) -> Iterator[int]:
+    """What each block but the last is known by: its text and all before it."""
+    known_by = 0
+    for start in range(0, len(prompt) - _BLOCK, _BLOCK):
+        known_by = hash((known_by, prompt[start : start + _BLOCK]))
+        yield known_by

@@ -41,6 +41,13 @@ def test_what_was_used_least_lately_is_forgotten_first():
     assert cache.read(text(5, "b")) == 0
 
 
+def test_of_a_prompt_larger_than_the_cache_the_beginning_stays():
+    cache = PrefixCache(tokens=4 * BLOCK_TOKENS)
+    cache.read(text(10))
+    assert cache.read(text(10)) == 4 * BLOCK_TOKENS
+    assert cache.read(text(2)) == BLOCK_TOKENS
+
+
 async def test_an_engine_that_caches_prefixes_reads_a_shared_beginning_once():
     settings = EngineSettings(instant=True, prefix_caching=True)
     async with SimulatedEngine(settings) as engine, httpx.AsyncClient(base_url=engine.url) as client:
