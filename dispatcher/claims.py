@@ -137,8 +137,17 @@ class JobClaims(BaseWorker):
         try:
             self.register_birth()
         except ValueError as error:
-            raise SettingsError(f"a dispatcher named {self.name} is alive, or died just now") from error
+            if not self._is_registered():
+                raise SettingsError(f"a dispatcher named {self.name} is alive, or died just now") from error
         self._born = True
+
+    def _is_registered(self) -> bool:
+        """Whether the record of our name is ours: Redis may go away between a birth and its answer."""
+        if self.birth_date is None:
+            return False
+        told = self.serialize()
+        names = ("hostname", "pid", "birth")
+        return self.connection.hmget(self.key, names) == [str(told[name]).encode() for name in names]
 
     def close(self) -> None:
         """Vanish from `rq info`."""

@@ -15,7 +15,7 @@ from tests.chaos.schedule import SHORT, Numbers
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(300)]
 
 WISHES = Wishes(
-    seed=int(os.environ.get("CHAOS_SEED", "11")),
+    seed=int(os.environ.get("CHAOS_SEED", "12")),
     lasts_s=8.0,
     lines=300,
     hasty_s=4.0,

@@ -239,6 +239,22 @@ def test_callbacks_and_webhooks_of_a_job_are_never_called(make_claims, connectio
     assert sent == []
 
 
+def test_a_dispatcher_is_born_once_though_it_did_not_hear_so(make_claims, connection, monkeypatch):
+    born = JobClaims.register_birth
+
+    def unheard(claims):
+        born(claims)
+        raise Lost("gone")
+
+    claims = JobClaims(connection, NAMES, name="d1", functions=FUNCTIONS, on_stop=print)
+    with monkeypatch.context() as patch:
+        patch.setattr(JobClaims, "register_birth", unheard)
+        with pytest.raises(StoreUnavailable):
+            claims.open()
+    claims.open()
+    claims.close()
+
+
 def test_a_dispatcher_can_close_while_redis_is_away(make_claims, monkeypatch):
     claims = make_claims()
 
