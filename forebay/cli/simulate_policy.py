@@ -23,7 +23,8 @@ from dispatcher.settings import DispatcherSettings
 from forebay import explanations
 from forebay.cli.options import Json, Redis, open_client, print_json
 from forebay.cli.tables import percent, print_table
-from forebay.errors import RefusedInput
+from forebay.client import Forebay
+from forebay.errors import RefusedInput, UnknownBatch
 from forebay.policy.engine import EngineSpec
 from forebay.policy.recorded import AS_RECORDED, Recorded, check_strategies, read
 from forebay.policy.replay import Setup, replay
@@ -200,8 +201,16 @@ def _records(recorded: str | None, file: Path | None, redis: str | None) -> tupl
         return read(explanations.read(file)), None
     batch_id = None if recorded == "all" else recorded
     with open_client(redis) as forebay:
-        lines = None if batch_id is None else forebay.status(batch_id).request_counts.total
-        return read(forebay.decisions(batch_id)), lines
+        told = read(forebay.decisions(batch_id))
+        return told, None if batch_id is None else _lines(forebay, batch_id)
+
+
+def _lines(forebay: Forebay, batch_id: str) -> int | None:
+    """How many lines a batch has; None: it is gone, which its records outlive."""
+    try:
+        return forebay.status(batch_id).request_counts.total
+    except UnknownBatch:
+        return None
 
 
 def _run_recorded(

@@ -178,6 +178,8 @@ def read(records: Iterable[DecisionRecord]) -> Recorded:
         by_request[record.request_id].append(record)
     found = [_told(attempts) for attempts in by_request.values()]
     told = sorted((one for one in found if one is not None), key=lambda one: one.came_at)
+    if not found:
+        raise SettingsError("no decision is recorded there: nothing was sent, or its records have gone")
     if not told:
         raise SettingsError(
             f"of {len(found):,} recorded requests none can be replayed: they have no answer, or their tokens "

@@ -88,6 +88,8 @@ def test_what_cannot_be_replayed_is_left_out_and_counted():
     assert any("3 more have no answer" in note for note in told.notes(None, workload(told)))
     with pytest.raises(SettingsError, match="of 1 recorded requests none can be replayed"):
         read([record("untold", answer_tokens=None)])
+    with pytest.raises(SettingsError, match="no decision is recorded there"):
+        read([])
 
 
 def test_models_that_the_replay_takes_as_one_are_told():
