@@ -150,7 +150,7 @@ class Desk:
 
 
 def _unknown(batch_id: str) -> UnknownBatch:
-    return UnknownBatch(f"no batch {batch_id} is known; see: forebay batches, or forebay resume if Redis lost it")
+    return UnknownBatch(f"no batch {batch_id} is known; see: forebay batches; lost by Redis: forebay resume")
 
 
 def _remove_files(storage: Storage, batch_id: str) -> bool:
