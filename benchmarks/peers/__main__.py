@@ -6,6 +6,7 @@ import asyncio
 import os
 import platform
 import sys
+import traceback
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -51,6 +52,9 @@ def _run(case: Case) -> Record:
         measured = asyncio.run(measure(case))
     except Unavailable as error:
         why = str(error)
+    except Exception as error:  # noqa: BLE001 - hours of other runs follow; this one is told of and done again
+        traceback.print_exc()
+        why = f"the comparison itself failed: {type(error).__name__}"
     return Record(
         case=case,
         at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -33,27 +33,34 @@ _CAVEATS = f"""## What to make of it
 - **Simulated engines.** They write at one speed however full they are, and their batch slows nobody. Real
   ones do not behave so simply. What is measured is who keeps them full.
 - **The window decides as much as the router.** Routers hold no queue that knows the engines' slots: how
-  many requests are in flight is the client's guess. On the mixed fleet, which has 64 slots, 128 favours
-  routers that send equal counts to all: 32 each happen to fill the largest engine exactly. 64 starves it,
-  256 and unlimited bury the small ones. Another fleet has another lucky window.
+  many requests are in flight is the client's guess. The mixed fleet has 64 slots. At 128, routers that send
+  equal counts to all put 32 on each, which happens to fill the largest engine exactly: no other window is
+  as kind to them. 64 starves the largest engine unless a router weighs the engines well; 256 and unlimited
+  bury the small ones under what they cannot give back. Another fleet has another lucky window.
+- **Forebay has no window**, and no unlucky one. It reads the engines' slots from what they tell and keeps
+  the rest of the batch in its own queue, which no router offers.
 - **Routers are made for interactive traffic**, where requests come one by one and cannot wait at the
   client. A batch is not what their policies were built for, and none of them promises a lower bound.
-- **A client that does not retry** sees what the table says it sees. Rows *with retries* are the same
-  client with up to {RETRIES} more tries of what failed, waiting 0.5 s, then twice as long each time, at
-  random below that. Routers retry by themselves as they do by default.
+- **A client that does not retry** sees what the table says it sees. One that meets a worker which refuses
+  at once feeds it the rest of the batch. Rows *with retries* are the same client with up to {RETRIES} more
+  tries of what failed, waiting 0.5 s, then twice as long each time, at random below that. Routers retry by
+  themselves as they do by default.
 - **Prompts are short** where nothing else is said, and no two share a beginning worth caching: what
-  cache-aware policies are for shows in the scenario with shared prefixes only.
-- **vllm-router meets vLLM engines only, sglang-router SGLang only**, which they are made for; the others
-  a mix of both. The power of two choices of both asks workers for `/get_load`, which neither vLLM 0.32
-  nor SGLang 0.5.23 serves any more; they go by the requests that they have sent themselves. smg reads the
-  load of both (`/v1/loads` and `/metrics`). litellm asks engines for nothing.
+  cache-aware policies are for shows in the scenario with shared prefixes only. The bound there counts no
+  reading of prompts.
+- **vllm-router meets vLLM engines only, sglang-router SGLang only**, which they are made for; the others a
+  mix of both. The power of two choices of both asks workers for `/get_load`, which neither vLLM 0.32 nor
+  SGLang 0.5.23 serves any more; they go by the requests that they have sent themselves. vllm-router's
+  cache_aware has every worker render every prompt. smg reads the load of both runtimes (`/v1/loads`,
+  `/metrics`), every 10 s by default and every second for least_load here. litellm asks engines for nothing.
 - **Two cores for all.** Engines, router and client share the machine, so that what uses much CPU slows
   itself down: litellm's times are as much about its CPU as about its choices.
-- **The client that knows the slots** has a number that nobody has in practice before measuring every
-  engine. It is the practical optimum without length predictions; *longest first*, told every length in
-  advance, is the optimum with them.
-- **Start-up is left out.** `forebay run` starts its own Redis, monitor and dispatcher and takes seconds
-  for it; routers were running before. CPU for starting is left out of both.
+- **The client that knows the slots** has a number that nobody has before measuring every engine. It is the
+  practical optimum without length predictions; *longest first*, told every length and speed in advance, is
+  the optimum with them.
+- **Start-up is left out.** `forebay run` starts its own Redis, monitor and dispatcher and takes seconds for
+  it; routers were running before. CPU for starting is left out of both. Forebay also keeps results durable
+  while it runs, which the plain client does not.
 - Single rows of a shared machine move by up to a quarter between seeds: look at the ranges.
 """
 
