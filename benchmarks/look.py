@@ -4,10 +4,9 @@
 
 Every dispatcher looks at the whole fleet ten times a second while it has work (`view_interval_s`), a monitor
 once in each poll interval. Between two polls nothing is new, so each round writes all loads once and then
-looks ten times. *server* is Redis' own time, from `INFO commandstats`; *client* is CPU time of the process
-that looks. A request takes one lease and gives it back; dispatchers do both for several requests at once,
-here eight, each with four candidates. *cores*: the part of a core that a second of looks takes, of Redis and
-of the dispatcher.
+looks ten times. *server* and *client* are CPU time, of Redis and of the process that looks. A request takes
+one lease and gives it back; dispatchers do both for several requests at once, here eight, each with four
+candidates. *cores*: the part of a core that a second of looks takes, of Redis and of the dispatcher.
 """
 
 from __future__ import annotations
@@ -38,7 +37,6 @@ LOOKS = 10
 """Looks in a round, and looks a second of a dispatcher that has work."""
 TOGETHER = 8
 CANDIDATES = 4
-_MAINLY = ("evalsha", "eval", "fcall")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ class Meter:
         self._store = store
 
     async def measure(self, work: Callable[[], Awaitable[object]], times: int) -> tuple[float, float]:
-        """Seconds of the server's scripts and of this process, for each of so many times."""
+        """CPU seconds of the server and of this process, for each of so many times."""
         before, begun = await self._server_s(), time.process_time()
         for _ in range(times):
             await work()
@@ -72,8 +70,8 @@ class Meter:
         return (await self._server_s() - before) / times, ours / times
 
     async def _server_s(self) -> float:
-        stats = await self._store.client.info("commandstats")
-        return sum(float(stats.get(f"cmdstat_{name}", {}).get("usec", 0)) for name in _MAINLY) / 1e6
+        used = await self._store.client.info("cpu")
+        return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
 
 
 async def measure(workers: int) -> Figures:
