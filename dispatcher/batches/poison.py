@@ -75,7 +75,7 @@ def next_step(past: Past, left: Sequence[int], size: int) -> Send | GiveUp:
     suspects = [position for position in left if position in group]
     if not suspects:
         return Send(tuple(left))
-    if len(suspects) == 1 and len(group) == 1 and past.alone >= LONE_DEATHS:
+    if past.alone >= LONE_DEATHS:  # then the group was one line, and this is it
         return GiveUp(suspects[0])
     return Send(tuple(suspects[: (len(suspects) + 1) // 2]))
 

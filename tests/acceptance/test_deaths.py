@@ -11,7 +11,7 @@ from tests.acceptance.conftest import row, rows
 from tests.acceptance.deadly_dispatcher import STATUS
 from workers import keys
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 
 async def test_a_line_that_kills_its_dispatcher_alone_and_again_ends_as_an_error(rig):

@@ -30,8 +30,8 @@ ANSWER = b'{"usage":{"prompt_tokens":3,"completion_tokens":5}}'
 class Room:
     """A fleet that always has room."""
 
-    async def room(self):
-        return None
+    async def room(self, models):
+        return models
 
     def saw_answer(self, *_, **__):
         return None
@@ -206,3 +206,37 @@ async def test_a_careful_claim_that_was_fenced_leaves_the_shard_alone(runner, le
     attempts.run = claimed_meanwhile
     assert await runner(attempts, "slow").run(batch, 0, 1) is ShardEnd.FENCED
     assert all(entry.ok for entry in results(storage, batch))
+
+
+async def test_a_line_whose_claim_was_fenced_before_it_was_sent_alone_gets_no_result(
+    runner, ledger, storage, batch
+):
+    for number in range(CAREFUL_AFTER):
+        await ledger.claim(batch, 0, f"d{number}")
+    await ledger.note_group(await ledger.claim(batch, 0, "last"), "last", range(5, 6))
+    attempts = Deadly(set())
+    plain = attempts.run
+
+    async def claimed_just_before(request):
+        assert request.alone is not None
+        await ledger.claim(batch, 0, "new")
+        return await plain(request)
+
+    attempts.run = claimed_just_before
+    assert await runner(attempts, "slow").run(batch, 0, 1) is ShardEnd.FENCED
+    assert (results(storage, batch), attempts.asked) == ([], Counter())
+
+
+async def test_a_group_is_durable_before_the_next_is_noted(runner, ledger, storage, batch, monkeypatch):
+    for number in range(CAREFUL_AFTER + 1):
+        await ledger.claim(batch, 0, f"d{number}")
+    attempts, plain, durable, sent = Deadly(set()), ledger.note_group, [], []
+
+    async def note_group(claim, owner, group):
+        durable.append(len(results(storage, batch)))
+        sent.append(attempts.asked.total())
+        await plain(claim, owner, group)
+
+    monkeypatch.setattr(ledger, "note_group", note_group)
+    assert await runner(attempts, "last").run(batch, 0, 1) is ShardEnd.BATCH_DONE
+    assert durable == sent == [0, 20, 30, 35, 38, 39]
