@@ -119,4 +119,4 @@ def test_what_a_batch_stores_is_the_user_s_alone_under_any_umask(tmp_path, umask
         assert {mode(path) for path in found if path.is_file()} == {0o600}
         assert any(path.name.endswith(".tmp") for path in found)
     with files.spool() as spool:
-        assert stat.S_IMODE(os.fstat(spool.fileno()).st_mode) == 0o600
+        assert stat.S_IMODE(os.fstat(spool._file.fileno()).st_mode) == 0o600
