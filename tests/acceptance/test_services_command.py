@@ -153,8 +153,8 @@ def test_a_cancelled_batch_accounts_for_every_line(forebay, tmp_path):
 
 @pytest.mark.usefixtures("services")
 def test_what_a_cancelled_batch_left_is_done_by_a_retry(forebay, tmp_path):
-    a_file(tmp_path, lines=5)
-    old = forebay.json("submit", "in.jsonl")["id"]
+    source = a_file(tmp_path, lines=5)
+    old = msgspec.json.decode(forebay.here("submit", str(source), "--json"))["id"]
     assert forebay.here("retry", old, expect=2) == ""
     forebay.here("cancel", old)
     assert forebay.json("wait", old, expect=3)["request_counts"]["failed"] == 5
@@ -163,7 +163,7 @@ def test_what_a_cancelled_batch_left_is_done_by_a_retry(forebay, tmp_path):
         forebay.here("workers", "add", engine.url)
         retried = forebay.json("retry", old, "-o", "again.jsonl")
     assert (retried["status"], retried["request_counts"]["completed"]) == ("completed", 5)
-    assert forebay.json("status")["metadata"]["retry_of"] == old
+    assert msgspec.json.decode(forebay.here("status", "--json"))["metadata"]["retry_of"] == old
     written = (tmp_path / "again.jsonl").read_bytes().splitlines()
     names = [msgspec.json.decode(line)["custom_id"] for line in written]
     assert names == [f"l{number}" for number in range(5)]
