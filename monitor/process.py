@@ -43,7 +43,8 @@ async def run(settings: MonitorSettings, given: Sequence[WorkerSpec] = ()) -> No
     log.info("monitor starts", name=settings.name, redis=public_url(settings.redis_url))
     try:
         async with make_client() as client:
-            await _until_signal(FleetStore(connection), client, settings, workers)
+            store = FleetStore(connection, policy=settings.breaker)
+            await _until_signal(store, client, settings, workers)
     finally:
         await connection.aclose()
     log.info("monitor stops", name=settings.name)

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator
 
 from monitor.gauges.mappings import MappingOverride
+from workers.breaker import BreakerPolicy
 from workers.limits import INITIAL_LIMIT, LimitPolicy, Share
 from workers.settings import ServiceSettings
 from workers.spec import Runtime, worker_id
@@ -60,6 +61,8 @@ class MonitorSettings(ServiceSettings):
     mappings: Mapping[str, MappingOverride] = Field(
         default_factory=dict, description="by runtime or worker: which metric carries which field"
     )
+    breaker: BreakerPolicy = BreakerPolicy()
+    """For the breakers of workers that stall; it must be the dispatchers' own, who count the same trips."""
 
     @field_validator("mappings")
     @classmethod

@@ -44,7 +44,7 @@ async def test_the_workers_of_a_killed_monitor_are_polled_by_the_other(rig):
 
 async def test_an_engine_that_stands_still_opens_its_breaker_and_its_neighbour_serves_on(rig):
     still, well = [await rig.engine(runtime, tokens_per_s=5.0) for runtime in ("vllm", "vllm")]
-    rig._start("monitor", stall_after_s=1.0, **FAST)
+    rig._start("monitor", stall_after_s=1.0, breaker__base_s=4000, breaker__cap_s=4000, **FAST)
     await rig.ready()
     still.control(SlowFault(factor=0.0))
     body = {"model": "sim-model", "prompt": "x", "max_tokens": 4000, "ignore_eos": True}
@@ -61,5 +61,7 @@ async def test_an_engine_that_stands_still_opens_its_breaker_and_its_neighbour_s
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-    assert (await rig.worker(still.url)).breaker_reason == "stalled"
+    stalled = await rig.worker(still.url)
+    assert stalled.breaker_reason == "stalled"
+    assert stalled.breaker_open_until > await rig.store.now() + 1000  # as it was set, not as by default
     assert (await rig.worker(well.url)).breaker is BreakerState.CLOSED
