@@ -39,10 +39,16 @@ class Waiting(Generic[Granted]):
     batch_id: str | None = None
     share: float = 1.0
     declined: int | None = None
+    rank: _Rank = field(init=False)
+    key: Hashable = field(init=False)
+    """What tells it from others, until it declines room. A pass asks for both hundreds of times."""
 
-    @property
-    def rank(self) -> _Rank:
-        return (self.urgency, -self.need.cost_tokens, self.serial)
+    def __post_init__(self) -> None:
+        need = self.need
+        self.rank = (self.urgency, -need.cost_tokens, self.serial)
+        # Contexts of one power of two fit the same workers, nearly always.
+        context = need.context_tokens.bit_length()
+        self.key = (self.batch_id, need.model, need.strategy, need.tried, context)
 
 
 class Backlog(Generic[Granted]):
@@ -85,12 +91,12 @@ class Backlog(Generic[Granted]):
             lane = self._lanes[key]
             while lane and lane[0][1].granted.done():
                 self._take(key)
-            if lane and key not in closed:
+            if not lane:
+                del self._lanes[key]
+            elif key not in closed:
                 place = self._place(lane[0][1])
                 if best_place is None or place < best_place:
                     best, best_place = key, place
-            elif not lane:
-                del self._lanes[key]
         if best_place is None:
             return None
         return self._take(best, charged=True)
@@ -153,7 +159,4 @@ def _charge(waiting: Waiting[Granted]) -> float:
 
 
 def _lane(waiting: Waiting[Granted]) -> Hashable:
-    need = waiting.need
-    # Contexts of one power of two fit the same workers, nearly always.
-    context = need.context_tokens.bit_length()
-    return (waiting.batch_id, need.model, need.strategy, need.tried, context, waiting.declined)
+    return (waiting.key, waiting.declined)
