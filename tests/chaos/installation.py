@@ -33,7 +33,8 @@ SERVICES: Mapping[str, str] = {
     "FOREBAY_REQUEST_TIMEOUT_S": "8",
     "FOREBAY_CONNECT_TIMEOUT_S": "2",
     "FOREBAY_DRAIN_TIMEOUT_S": "5",
-    "FOREBAY_STALL_AFTER_S": "4",
+    # Longer than a lease lasts: those of a killed dispatcher look like work.
+    "FOREBAY_STALL_AFTER_S": "25",
     "FOREBAY_READINESS_INTERVAL_S": "1",
     "FOREBAY_PART_LINES": "64",
 }

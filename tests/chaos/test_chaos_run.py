@@ -26,6 +26,7 @@ WISHES = Wishes(
         slots=8,
         services={
             "FOREBAY_LEASE_TTL_S": "3",
+            "FOREBAY_STALL_AFTER_S": "4",
             "FOREBAY_DRAIN_TIMEOUT_S": "1",
             "FOREBAY_REQUEST_TIMEOUT_S": "4",
             "FOREBAY_PART_LINES": "16",
