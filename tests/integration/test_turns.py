@@ -124,7 +124,9 @@ def test_a_batch_that_was_away_does_not_save_up(desk):
     assert Counter(map(batch_of, desk.take_many(40))) == {A: 20, B: 20}
 
 
-def test_leaving_for_a_moment_does_not_shed_what_a_batch_had(desk):
+@pytest.mark.parametrize("look_s", [0.0, 1e9], ids=["noticed at once", "noticed at its turn"])
+def test_leaving_for_a_moment_does_not_shed_what_a_batch_had(connection, look_s):
+    desk = Desk(connection, look_s)
     desk.push_shards(A, 40)
     desk.knows(B, share=0.1)
     for shard in range(20):  # one at a time: after each it is away
