@@ -86,6 +86,50 @@ def _credentials(text: str) -> dict[str, str]:
     return {name: value for name, value in given.items() if value}
 
 
+class _ToMaster:
+    """For asyncio connections: whenever one is made anew, also between two tries, the sentinels are asked.
+
+    redis-py's own ask only when a connection leaves its pool. One whose master stands still would be tried
+    there again and again, long after another became the master.
+    """
+
+    connection_pool: Any
+    _reader: Any
+
+    async def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+        if self._reader is None:
+            self.host, self.port = await self.connection_pool.get_master_address()
+        await super().connect_check_health(*args, **kwargs)  # type: ignore[misc]  # of the class beside this
+
+
+class _Connection(_ToMaster, redis.asyncio.sentinel.SentinelManagedConnection):
+    pass
+
+
+class _TlsConnection(_ToMaster, redis.asyncio.sentinel.SentinelManagedSSLConnection):
+    pass
+
+
+class _SyncToMaster:
+    """The same for synchronous connections."""
+
+    connection_pool: Any
+    _sock: Any
+
+    def connect_check_health(self, *args: Any, **kwargs: Any) -> None:
+        if self._sock is None:
+            self.host, self.port = self.connection_pool.get_master_address()
+        super().connect_check_health(*args, **kwargs)  # type: ignore[misc]  # of the class beside this
+
+
+class _SyncConnection(_SyncToMaster, redis.sentinel.SentinelManagedConnection):
+    pass
+
+
+class _SyncTlsConnection(_SyncToMaster, redis.sentinel.SentinelManagedSSLConnection):
+    pass
+
+
 class MasterPool(redis.asyncio.sentinel.SentinelConnectionPool, redis.asyncio.BlockingConnectionPool):
     """Asyncio connections to the master, at most so many; whoever wants more waits."""
 
@@ -109,7 +153,8 @@ def master_pool(url: str, **options: Any) -> MasterPool:
     seen = parse_sentinel_url(url)
     asking = seen.sentinel_options | {"retry": redis.asyncio.retry.Retry(NoBackoff(), 0)}
     manager = redis.asyncio.sentinel.Sentinel(seen.sentinels, sentinel_kwargs=asking)
-    return MasterPool(seen.service, manager, **(options | seen.master_options))
+    kind = _TlsConnection if "ssl" in seen.master_options else _Connection
+    return MasterPool(seen.service, manager, connection_class=kind, **(options | seen.master_options))
 
 
 def sync_master_pool(url: str, **options: Any) -> SyncMasterPool:
@@ -117,4 +162,5 @@ def sync_master_pool(url: str, **options: Any) -> SyncMasterPool:
     seen = parse_sentinel_url(url)
     asking = seen.sentinel_options | {"retry": Retry(NoBackoff(), 0)}
     manager = redis.sentinel.Sentinel(seen.sentinels, sentinel_kwargs=asking)
-    return SyncMasterPool(seen.service, manager, **(options | seen.master_options))
+    kind = _SyncTlsConnection if "ssl" in seen.master_options else _SyncConnection
+    return SyncMasterPool(seen.service, manager, connection_class=kind, **(options | seen.master_options))

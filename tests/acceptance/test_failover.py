@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import subprocess
 import time
@@ -18,7 +19,8 @@ from rq.worker import BaseWorker
 from forebay import Forebay
 from forebay.embedded import find_program
 from tests.acceptance.conftest import Rig, rows
-from workers.connection import connect
+from workers.connection import connect, connect_sync
+from workers.store import FleetStore
 
 pytestmark = pytest.mark.acceptance
 
@@ -105,6 +107,9 @@ class Replicated:
     def kill_master(self) -> None:
         self.processes[self.ports[0]].kill()
 
+    def freeze_master(self) -> None:
+        self.processes[self.ports[0]].send_signal(signal.SIGSTOP)
+
     def end(self) -> None:
         for process in self.processes.values():
             process.kill()
@@ -149,3 +154,18 @@ async def test_a_killed_master_costs_no_line_and_ends_nobody(rig, replicated):
         assert forebay.status(batch).request_counts.completed == 240
         resumed = await asyncio.to_thread(forebay.resume, batch)
     assert (resumed.known, resumed.queued) == (True, 0)
+
+
+async def test_a_command_to_a_master_that_stands_still_goes_to_the_next_master(replicated, monkeypatch):
+    monkeypatch.setattr("workers.connection.SOCKET_TIMEOUT_S", 0.5)
+    client, connection = connect(replicated.url), connect_sync(replicated.url)
+    assert await FleetStore(client).now()
+    assert connection.set("key", "before")
+    replicated.freeze_master()
+    await until(lambda: replicated.master() != replicated.ports[0], "the sentinels name another master")
+    assert await FleetStore(client).generation() == 0
+    assert await asyncio.to_thread(connection.set, "key", "after")
+    with redis.Redis(port=replicated.master()) as master:
+        assert master.get("key") == b"after"
+    await client.aclose()
+    connection.close()

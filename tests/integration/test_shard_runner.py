@@ -311,6 +311,15 @@ async def test_a_full_storage_is_waited_out_and_told(make_runner, ledger, batch,
     assert entry.fields["trouble"] == ""
 
 
+async def test_trouble_that_somebody_else_told_goes_with_the_first_part_that_is_written(
+    make_runner, ledger, batch
+):
+    await ledger.set_fields(batch, {"trouble": "d0: the bucket does not exist"})
+    assert (await ledger.entry(batch)).trouble == "d0: the bucket does not exist"
+    assert await make_runner().run(batch, 0, 1) in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    assert (await ledger.entry(batch)).trouble is None
+
+
 async def test_a_write_that_was_under_way_when_the_run_was_cancelled_is_not_disturbed(
     make_runner, ledger, storage, batch, answers, monkeypatch
 ):
