@@ -24,7 +24,8 @@ MEDIAN = 128.0
 SIGMA = 0.8
 MOST = 1024
 """Of the answers' lognormal lengths, in tokens."""
-_LAST_WORDS_S = 30.0
+LAST_WORDS_S = 30.0
+"""How long it waits, once told to stop, for answers to what was asked before."""
 
 
 def arrivals_per_s(tokens_per_s: float) -> float:
@@ -55,7 +56,7 @@ class Traffic:
             open_.add(task)
             task.add_done_callback(open_.discard)
         if open_:
-            _, late = await asyncio.wait(open_, timeout=_LAST_WORDS_S)
+            _, late = await asyncio.wait(open_, timeout=LAST_WORDS_S)
             for task in late:
                 task.cancel()
             self.failed += len(late)

@@ -117,13 +117,16 @@ async def started(
             await end(process)
 
 
-async def end(process: asyncio.subprocess.Process) -> bytes:
-    """Ask it and its descendants to end, and see to it. Returns what was left of its output."""
+async def end(process: asyncio.subprocess.Process, *, patience_s: float = _END_S) -> bytes:
+    """Ask it to end, and kill what is left of it and its descendants after that time.
+
+    Returns what was left of its output; nothing if it had to be killed.
+    """
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
     try:
-        left, _ = await asyncio.wait_for(process.communicate(), _END_S)
+        left, _ = await asyncio.wait_for(process.communicate(), patience_s)
     except TimeoutError:
         left = b""
     with contextlib.suppress(ProcessLookupError):

@@ -20,7 +20,7 @@ import aiohttp
 import msgspec
 from bench_fleet import MODEL
 
-from benchmarks.peers import environments, record, routers, workload
+from benchmarks.peers import environments, interactive, record, routers, workload
 from benchmarks.peers.engines import Fleet, running
 from benchmarks.peers.environments import Unavailable
 from benchmarks.peers.processes import Usage, end, ended_children_cpu_s, started, watched
@@ -256,7 +256,8 @@ class _Traffic:
 
     async def stop(self) -> None:
         if self._process is not None:
-            self._report = msgspec.json.decode(await end(self._process), type=_TrafficReport)
+            told = await end(self._process, patience_s=2 * interactive.LAST_WORDS_S)
+            self._report = msgspec.json.decode(told, type=_TrafficReport)
 
     def during(self, began_s: float, ended_s: float) -> Interactive | None:
         if self._report is None:

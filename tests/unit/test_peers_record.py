@@ -142,6 +142,15 @@ def test_the_table_has_a_row_for_each_system_with_the_best_first():
     assert "## mixed: 100 requests, lengths unknown in advance" in text
 
 
+def test_who_loses_lines_stands_below_who_loses_none_however_fast():
+    fast = run(case(), measured(10.0, **{"503": 50}))
+    text = page.text([fast, run(case("litellm/least-busy"), measured(40.0))])
+    rows = [
+        line.split("|")[1].strip() for line in text.splitlines() if line.startswith(("| smg", "| litellm"))
+    ]
+    assert rows == ["litellm least-busy", "smg least_load"]
+
+
 def test_a_run_that_could_not_be_measured_is_a_row_that_says_why():
     text = page.text([run(case(), None, why="could not be installed: status 1")])
     (row,) = [line for line in text.splitlines() if line.startswith("| smg")]
