@@ -96,8 +96,10 @@ def test_probes_are_answered_by_what_they_ask():
         assert page("127.0.0.1", port, "/healthz") == "ok\n"
         assert page("127.0.0.1", port, "/readyz") == "ready\n"
         assert refusal(port, "/") == (404, "not found\n")
-    with served(alive=False, ready=False) as port:
+    with served(alive=False) as port:
         assert refusal(port, "/healthz") == (503, "the loop hangs\n")
+    with served(ready=False) as port:
+        assert page("127.0.0.1", port, "/healthz") == "ok\n"
         assert refusal(port, "/readyz") == (503, "takes no jobs now\n")
 
 
