@@ -32,9 +32,7 @@ pytestmark = [
     pytest.mark.timeout(60 + 4 * float(os.environ.get("FOREBAY_TEST_OUTAGE_S", "0"))),
 ]
 
-LONG = pytest.mark.skipif(
-    "FOREBAY_TEST_OUTAGE_S" not in os.environ, reason="long outages are tested with FOREBAY_TEST_OUTAGE_S=60"
-)
+LONG = pytest.mark.skipif("FOREBAY_TEST_OUTAGE_S" not in os.environ, reason="wants FOREBAY_TEST_OUTAGE_S")
 AWAY_S = float(os.environ.get("FOREBAY_TEST_OUTAGE_S", "2"))
 LINES = 160
 
