@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from anyio.from_thread import BlockingPortal
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from monitor.sweep import Swept
 
 DRAIN_S = 300.0
+OPEN_S = 600.0
+"""How long a breaker stays open that is opened by hand, unless somebody says."""
+FORCED = "forced"
+"""The reason of such a breaker."""
 
 
 class Workers:
@@ -122,6 +127,18 @@ class Workers:
                 return await sweep_fleet(self._store, client, options)
 
         return self._portal.call(sweep)
+
+    def open(self, name: str, *, seconds: float = OPEN_S) -> None:
+        """Open its breaker for so long, or longer: no new requests; those it has are left to it.
+
+        Then one request is let through, and closes it if it is answered. Raises UnknownWorker, SettingsError.
+        """
+        if seconds <= 0:
+            raise SettingsError(
+                "a breaker is opened for more than 0 seconds; to close it: forebay workers reset"
+            )
+        if not self._portal.call(partial(self._store.trip, named(name), None, FORCED, seconds=seconds)):
+            raise _unknown(name)
 
     def reset(self, name: str) -> None:
         """Close its breaker and look for ``/v1/loads`` anew. Raises UnknownWorker."""

@@ -1,4 +1,4 @@
-"""The commands about the fleet: ``forebay workers add/list/show/drain/remove/reset/loads``."""
+"""The commands about the fleet: ``forebay workers add/list/show/drain/remove/open/reset/loads``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from forebay.cli import shapes
 from forebay.cli.options import Json, Redis, duration, open_client, print_json
 from forebay.cli.tables import cell, fleet_table, print_table
-from forebay.fleet import DRAIN_S
+from forebay.fleet import DRAIN_S, OPEN_S
 from workers.fleet import WorkerView
 from workers.load import Load
 from workers.store import Memo
@@ -145,6 +145,20 @@ def remove(name: Name, redis: Redis = None, json: Json = False) -> None:
         identity = forebay.workers.show(name).id
         forebay.workers.remove(name)
     _done(identity, "removed", json=json)
+
+
+@app.command("open")
+def open_breaker(
+    name: Name,
+    redis: Redis = None,
+    seconds: Annotated[float, duration("--for", "How long; then one request is let through.")] = OPEN_S,
+    json: Json = False,
+) -> None:
+    """Open a worker's circuit breaker by hand: no new requests; what it is answering is answered still."""
+    with open_client(redis) as forebay:
+        forebay.workers.open(name, seconds=seconds)
+        identity = forebay.workers.show(name).id
+    _done(identity, "open", json=json)
 
 
 @app.command()

@@ -17,6 +17,7 @@ from dispatcher.batches.results import Usage
 from forebay import Forebay
 from forebay.errors import RefusedInput, TooOld, UnknownBatch, UnknownJob, WaitedTooLong
 from forebay.progress import Progress
+from workers.breaker import BreakerState
 from workers.connection import ServerFacts
 from workers.errors import InvalidWorkerUrl, SettingsError, StoreUnavailable, UnknownWorker
 from workers.fleet import WorkerState
@@ -267,11 +268,26 @@ def test_a_worker_is_added_shown_drained_and_removed(forebay):
     assert forebay.workers.list() == ()
 
 
+def test_a_breaker_is_opened_by_hand_for_so_long_and_closed_again(forebay):
+    forebay.workers.add("http://gpu-1:8000")
+    forebay.workers.open("gpu-1:8000", seconds=600)
+    opened = forebay.workers.show("gpu-1:8000")
+    assert (opened.breaker, opened.breaker_reason) == (BreakerState.OPEN, "forced")
+    assert 0 < opened.breaker_open_until - forebay.workers.view().now_s <= 600
+    forebay.workers.open("gpu-1:8000", seconds=1200)
+    assert forebay.workers.show("gpu-1:8000").breaker_open_until > opened.breaker_open_until + 500
+    forebay.workers.reset("gpu-1:8000")
+    assert forebay.workers.show("gpu-1:8000").breaker is BreakerState.CLOSED
+    with pytest.raises(SettingsError, match="reset"):
+        forebay.workers.open("gpu-1:8000", seconds=0)
+
+
 def test_an_unknown_worker_is_said_to_be_unknown(forebay):
     for ask in (
         forebay.workers.show,
         forebay.workers.drain,
         forebay.workers.remove,
+        forebay.workers.open,
         forebay.workers.reset,
     ):
         with pytest.raises(UnknownWorker, match="gpu-9"):
