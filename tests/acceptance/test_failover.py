@@ -22,7 +22,7 @@ from tests.acceptance.conftest import Rig, rows
 from workers.connection import connect, connect_sync
 from workers.store import FleetStore
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 SERVICE = "fleet"
 PATIENCE_S = 30.0
@@ -74,7 +74,7 @@ class Replicated:
             config = self.folder / f"sentinel-{port}.conf"
             config.write_text(
                 f"sentinel monitor {SERVICE} 127.0.0.1 {master} 2\n"
-                f"sentinel down-after-milliseconds {SERVICE} 1000\n"
+                f"sentinel down-after-milliseconds {SERVICE} 3000\n"
                 f"sentinel failover-timeout {SERVICE} 5000\n"
             )
             self._run(port, "--sentinel", config=config)
@@ -151,7 +151,10 @@ async def test_a_killed_master_costs_no_line_and_ends_nobody(rig, replicated):
         seen = BaseWorker.all(connection=master, serializer=JSONSerializer)
     assert [one.name for one in seen] == ["d1"]
     with Forebay(replicated.url, rig.storage.url) as forebay:
-        assert forebay.status(batch).request_counts.completed == 240
+        # On a busy machine a second failover may follow, to a server that is behind: then it ends once more.
+        await rig.until(
+            lambda: forebay.status(batch).request_counts.completed == 240, "the new master knows it"
+        )
         resumed = await asyncio.to_thread(forebay.resume, batch)
     assert (resumed.known, resumed.queued) == (True, 0)
 
