@@ -42,6 +42,8 @@ _CAVEATS = f"""## What to make of it
   the rest of the batch in its own queue, which no router offers.
 - **Routers are made for interactive traffic**, where requests come one by one and cannot wait at the
   client. A batch is not what their policies were built for, and none of them promises a lower bound.
+- **Interactive traffic goes past the routers**, to the engines themselves. One that carries both would count
+  it, where here it sees it only if it asks engines for their load.
 - **A client that does not retry** sees what the table says it sees. One that meets a worker which refuses
   at once feeds it the rest of the batch. Rows *with retries* are the same client with up to {RETRIES} more
   tries of what failed, waiting 0.5 s, then twice as long each time, at random below that. Routers retry by

@@ -93,11 +93,16 @@ async def watched(pid: int) -> AsyncIterator[Usage]:
 
 @contextlib.asynccontextmanager
 async def started(
-    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    folder: Path = _CHECKOUT,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
     """A process that dies with us, at the latest at the end of the block.
 
-    Its standard output is ours to read, the rest goes to the log. ``environment`` is added to ours.
+    Its standard output is ours to read, the rest goes to the log. ``environment`` is added to ours, of which
+    what configures Forebay is left out: what is compared is configured alike on every machine.
     """
     tethered = [sys.executable, "-I", "-S", tether.__file__, str(os.getpid()), *command]
     with log.open("wb") as errors:
@@ -106,8 +111,8 @@ async def started(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
-            env=os.environ | dict(environment or {}),
-            cwd=_CHECKOUT,
+            env=_environment() | dict(environment or {}),
+            cwd=folder,
             start_new_session=True,
             limit=2**26,
         )
@@ -115,6 +120,10 @@ async def started(
             yield process
         finally:
             await end(process)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
 
 
 async def end(process: asyncio.subprocess.Process, *, patience_s: float = _END_S) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import sys
 import tempfile
 import time
@@ -16,26 +15,21 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 import msgspec
-from bench_fleet import MODEL
 
-from benchmarks.peers import environments, interactive, record, routers, workload
+from benchmarks.peers import environments, record, routers, workload
 from benchmarks.peers.engines import Fleet, running
 from benchmarks.peers.environments import Unavailable
-from benchmarks.peers.processes import Usage, end, ended_children_cpu_s, started, watched
-from benchmarks.peers.record import Interactive, Measured
+from benchmarks.peers.processes import Usage, ended_children_cpu_s, started, watched
+from benchmarks.peers.ready import free_ports, read_away, ready
+from benchmarks.peers.record import Measured
 from benchmarks.peers.scenarios import SCENARIOS, Scenario
 from benchmarks.peers.systems import RETRIES, SYSTEMS, Case, Kind, System
+from benchmarks.peers.traffic import Traffic, flowing
 from benchmarks.peers.workload import Request
 
-_READY_S = 120.0
-_SETTLE_S = 2.0
-_WARM_UPS = 4
 _LONGEST_S = 900.0
 """A run that takes longer is ended, and said to have been."""
-_TRAFFIC_AHEAD_S = 3.0
-"""How long interactive traffic flows before the batch begins."""
 
 
 @dataclass(slots=True)
@@ -88,7 +82,10 @@ class _Run:
         }
         before_s, called_s = ended_children_cpu_s(), time.time()
         log = self.folder / "forebay.log"
-        async with self._trouble(), started([*command, *workers], log, settings) as process:
+        async with (
+            self._trouble(),
+            started([*command, *workers], log, settings, folder=self.folder) as process,
+        ):
             async with watched(process.pid) as usage:
                 began_s = await _published(process)
             left_s = time.time()
@@ -156,7 +153,7 @@ class _Run:
     async def _router(self, package: str) -> AsyncIterator[tuple[str, Usage]]:
         """A router that answers, its workers known to it."""
         programs = await asyncio.to_thread(environments.environment, package) / "bin"
-        ports = _free_ports()
+        ports = free_ports()
         config = self.folder / "config.yaml"
         start = routers.start(self.system, programs, self.fleet.urls, ports, config)
         if start.config is not None:
@@ -164,10 +161,10 @@ class _Run:
         url = f"http://127.0.0.1:{ports[0]}"
         log = self.folder / "router.log"
         async with started(start.command, log, start.environment) as process:
-            drain = asyncio.create_task(_read_away(process))
+            drain = asyncio.create_task(read_away(process))
             try:
                 async with watched(process.pid) as usage:
-                    await _ready(process, url, start.health)
+                    await ready(process, url, start.health)
                     yield url, usage
             finally:
                 drain.cancel()
@@ -199,87 +196,6 @@ async def _published(process: asyncio.subprocess.Process) -> float:
     return began_s
 
 
-async def _read_away(process: asyncio.subprocess.Process) -> None:
-    """A router that writes to a pipe which nobody reads would stand still."""
-    assert process.stdout is not None, "its output is a pipe"
-    while await process.stdout.read(2**16):
-        pass
-
-
-async def _ready(process: asyncio.subprocess.Process, url: str, health: str) -> None:
-    """Wait until it is healthy and has answered a few requests. Raises Unavailable."""
-    question = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
-    deadline = time.monotonic() + _READY_S
-    answered = 0
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
-        while answered < _WARM_UPS:
-            if process.returncode is not None:
-                raise Unavailable(f"ended with status {process.returncode} before it answered")
-            if time.monotonic() > deadline:
-                raise Unavailable(f"did not answer within {_READY_S:g} s")
-            answered += await _answers(session, url, health, question)
-    await asyncio.sleep(_SETTLE_S)  # routers get to know their workers one by one and say so nowhere alike
-
-
-async def _answers(session: aiohttp.ClientSession, url: str, health: str, question: object) -> bool:
-    try:
-        async with session.get(url + health) as healthy:
-            await healthy.read()
-        async with session.post(url + "/v1/chat/completions", json=question) as answer:
-            await answer.read()
-    except (aiohttp.ClientError, TimeoutError, OSError):
-        await asyncio.sleep(0.1)
-        return False
-    if not (healthy.ok and answer.ok):
-        await asyncio.sleep(0.1)
-    return healthy.ok and answer.ok
-
-
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        for each in (one, other):
-            each.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
-
-
-class _TrafficReport(msgspec.Struct):
-    answered: list[tuple[float, float]]
-    failed: int
-
-
-class _Traffic:
-    """Interactive traffic that flows beside the batch; without a share of the capacity there is none."""
-
-    def __init__(self, process: asyncio.subprocess.Process | None) -> None:
-        self._process = process
-        self._report: _TrafficReport | None = None
-
-    async def stop(self) -> None:
-        if self._process is not None:
-            told = await end(self._process, patience_s=2 * interactive.LAST_WORDS_S)
-            self._report = msgspec.json.decode(told, type=_TrafficReport)
-
-    def during(self, began_s: float, ended_s: float) -> Interactive | None:
-        if self._report is None:
-            return None
-        return record.during(self._report.answered, self._report.failed, began_s, ended_s)
-
-
-@contextlib.asynccontextmanager
-async def _traffic(run: _Run) -> AsyncIterator[_Traffic]:
-    share = run.scenario.interactive
-    if not share:
-        yield _Traffic(None)
-        return
-    command = [sys.executable, "-m", "benchmarks.peers.interactive", "--seed", str(run.case.seed)]
-    command += ["--tokens-per-s", str(share * run.scenario.capacity)]
-    for url, engine in zip(run.fleet.urls, run.scenario.engines, strict=True):
-        command += ["--to", f"{url}={engine.capacity}"]
-    async with started(command, run.folder / "interactive.log") as process:
-        await asyncio.sleep(_TRAFFIC_AHEAD_S)
-        yield _Traffic(process)
-
-
 async def measure(case: Case) -> Measured:
     """Run one case. Raises Unavailable, whose words say why it could not be measured."""
     scenario, system = SCENARIOS[case.scenario], SYSTEMS[case.system]
@@ -308,8 +224,8 @@ async def measure(case: Case) -> Measured:
     )
 
 
-async def _driven(run: _Run) -> tuple[_Driven, _Traffic]:
-    async with _traffic(run) as traffic:
+async def _driven(run: _Run) -> tuple[_Driven, Traffic]:
+    async with flowing(run.scenario, run.fleet.urls, run.case.seed, run.folder) as traffic:
         try:
             async with asyncio.timeout(_LONGEST_S):
                 driven = await run.drive()

@@ -124,7 +124,8 @@ SCENARIOS: dict[str, Scenario] = {
         from_start=True,
     ),
     "interactive": Scenario(
-        "the mixed fleet, half of whose capacity interactive traffic uses, sent to the engines themselves",
+        "the mixed fleet, half of whose capacity interactive traffic uses, sent to the engines themselves; "
+        "*no batch* is that traffic alone",
         interactive=0.5,
     ),
 }
