@@ -18,8 +18,8 @@ class Inline:
     def __init__(self):
         self.waits = asyncio.Event()
 
-    async def run(self, job_id, urgency, timeout_s, body, **given):
-        if job_id == "stopped":
+    async def run(self, job, urgency, **given):
+        if job.id == "stopped":
             self.waits.set()
             await asyncio.Event().wait()
         return {"status_code": 200}
@@ -51,7 +51,6 @@ def claimed(job_id):
         function=jobs.RUN_REQUEST,
         args=({},),
         kwargs={},
-        timeout_s=None,
     )
 
 
