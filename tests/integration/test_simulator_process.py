@@ -37,6 +37,7 @@ EVERYTHING_CHANGED = EngineSettings(
     answer_tokens_sigma=0.0,
     embeddings=False,
     load_tracking=True,
+    prefix_caching=True,
     api_key="-secret",
     keep_alive_s=1.5,
     shutdown_timeout_s=0.5,
