@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import signal
 import sys
 import traceback
 from datetime import UTC, datetime
@@ -21,6 +22,16 @@ from benchmarks.peers.systems import SYSTEMS, Case, Kind, cases
 
 
 def main() -> int:
+    """Run the command. Interrupted or terminated, it ends what it started; the runs that are done stay."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _main()
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on with what is missing", file=sys.stderr)
+        return 130
+
+
+def _main() -> int:
     parser = arguments.parser()
     told = parser.parse_args()
     try:
