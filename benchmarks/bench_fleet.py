@@ -90,17 +90,19 @@ def lower_bound_s(tokens: Sequence[int], engines: Sequence[Engine]) -> float:
     return max(sum(tokens) / sum(engine.capacity for engine in engines), max(tokens) / fastest)
 
 
-def write_batch(path: Path, tokens: Sequence[int], *, foretold: bool, ceiling: int = 2048) -> None:
+def write_batch(
+    path: Path, tokens: Sequence[int], *, foretold: bool, seed: int = 0, ceiling: int = 2048
+) -> None:
     """A chat request for each length.
 
     Foretold: `max_tokens` tells it, and the engine writes just so many. Else all ask for the same ceiling,
-    and the engine draws the length from its own lognormal, the same for the same request in every run.
+    and the engine draws the length from its own lognormal, the same for the same question of the same `seed`.
     """
     with path.open("w", encoding="utf-8") as file:
         for number, length in enumerate(tokens):
             body: dict[str, object] = {
                 "model": MODEL,
-                "messages": [{"role": "user", "content": f"question {number}"}],
+                "messages": [{"role": "user", "content": f"question {number} of {seed}"}],
             }
             body |= {"max_tokens": length, "ignore_eos": True} if foretold else {"max_tokens": ceiling}
             line = {"custom_id": f"r{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}

@@ -94,7 +94,7 @@ async def measure(case: Case) -> dict[str, object]:
     trouble, after_s = SCENARIOS[case.scenario], lower_bound_s(wanted, MIXED) / 3
     with tempfile.TemporaryDirectory() as folder:
         batch = Path(folder, "batch.jsonl")
-        write_batch(batch, wanted, foretold=case.foretold)
+        write_batch(batch, wanted, foretold=case.foretold, seed=case.seed)
         async with rig(MIXED, env=env) as made, happening(made, trouble, after_s):
             outcome = await made.run(batch)
     return row(case, outcome, remaining_bound_s(outcome.tokens, MIXED, trouble, after_s))

@@ -15,6 +15,8 @@ SLOWER = 1.2
 """A second attempt goes to a worker at least so many times as fast, per sequence."""
 _WORTH_IT = 0.8
 """It must be expected to end at this part of the first's remaining time."""
+STANDS_STILL = 2.0
+"""Who has not ended after so many times as long as its longest answer takes may be on a worker that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Hedge:
-    """Give this request a second attempt there."""
+    """Give this request a second attempt there. `idle`: the first seems to stand still, and costs nothing."""
 
     lease: str
     worker_id: str
+    idle: bool = False
 
 
 def choose(
@@ -45,7 +48,9 @@ def choose(
 ) -> list[Hedge]:
     """Second attempts for free slots of faster workers: the fastest slot to what the slowest worker holds.
 
-    Among those of one worker the least progressed goes first: its second attempt repeats the least work.
+    Among those of one worker the least progressed goes first: its second attempt repeats the least work. A
+    worker whose speed is unknown comes before the slowest: it may hang, as may any that holds a request for
+    much longer than its longest answer could take.
 
     `free`: slots by worker. `speeds`: tokens per second and sequence, of the workers whose speed is known.
     `foretold`: answers get about as long as their ceiling says, so what is nearly done is left alone.
@@ -54,33 +59,43 @@ def choose(
         (worker for worker in free if worker in speeds), key=lambda worker: -speeds[worker]
     )
     slots = chain.from_iterable(repeat(worker, free[worker]) for worker in fastest_first)
-    waiting = sorted(
-        (one for one in running if one.worker_id in speeds),
-        key=lambda one: (speeds[one.worker_id], _progress(one, speeds, now_s)),
-    )
+    waiting = sorted(running, key=lambda one: (speeds.get(one.worker_id, 0.0), _progress(one, speeds, now_s)))
     hedges: list[Hedge] = []
     worker = next(slots, None)
     for one in waiting:
         if worker is None:
             break
-        if _is_worth_it(one, worker, speeds, now_s, foretold=foretold):
-            hedges.append(Hedge(one.lease, worker))
+        idle = _stands_still(one, speeds.get(one.worker_id), now_s)
+        if _is_worth_it(one, worker, speeds, now_s, foretold=foretold, idle=idle):
+            hedges.append(Hedge(one.lease, worker, idle))
             worker = next(slots, None)
     return hedges
 
 
 def _progress(one: Candidate, speeds: Mapping[str, float], now_s: float) -> float:
-    return (now_s - one.since_s) * speeds[one.worker_id]
+    return (now_s - one.since_s) * speeds.get(one.worker_id, 0.0)
+
+
+def _stands_still(one: Candidate, speed: float | None, now_s: float) -> bool:
+    """Whether a request should have ended long ago, however long its answer; of unknown speed: it may be."""
+    return speed is None or _outlasts(one, speed, now_s)
+
+
+def _outlasts(one: Candidate, speed: float, now_s: float) -> bool:
+    return (now_s - one.since_s) * speed > STANDS_STILL * one.tokens
 
 
 def _is_worth_it(
-    one: Candidate, worker: str, speeds: Mapping[str, float], now_s: float, *, foretold: bool
+    one: Candidate, worker: str, speeds: Mapping[str, float], now_s: float, *, foretold: bool, idle: bool
 ) -> bool:
-    if speeds[worker] < SLOWER * speeds[one.worker_id]:
+    if idle:
+        return worker != one.worker_id and _outlasts(one, speeds[worker], now_s)
+    own = speeds[one.worker_id]
+    if speeds[worker] < SLOWER * own:
         return False
     if not foretold:
         return True
-    whole_s = one.tokens / speeds[one.worker_id]
+    whole_s = one.tokens / own
     left_s = one.since_s + whole_s - now_s
     if left_s < 0:  # overdue: it waits in the engine's own queue, or the worker has slowed down
         left_s = whole_s

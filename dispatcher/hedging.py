@@ -44,16 +44,20 @@ class Hedging:
         affordable = []
         left = MOST_TOKENS * self._written - self._spent
         for hedge in choose(candidates.values(), free, speeds, now_s, foretold=foretold):
-            left -= self._expected(candidates[hedge.lease].tokens, foretold=foretold)
-            if left < 0:
-                break
-            affordable.append(hedge)
+            if not hedge.idle:
+                left -= self._expected(candidates[hedge.lease].tokens, foretold=foretold)
+            if left >= 0 or hedge.idle:
+                affordable.append(hedge)
         return affordable
 
-    def made_one(self, tokens: int) -> None:
-        """A second attempt was begun for a request whose answer may have so many tokens."""
+    def made_one(self, tokens: int, *, idle: bool = False) -> None:
+        """A second attempt was begun for a request whose answer may have so many tokens.
+
+        `idle`: the first stands still, so nothing is written twice.
+        """
         self.made += 1
-        self._spent += self._expected(tokens, foretold=self._speeds.foretold)
+        if not idle:
+            self._spent += self._expected(tokens, foretold=self._speeds.foretold)
 
     def _expected(self, tokens: int, *, foretold: bool) -> float:
         return tokens if foretold else min(tokens, self._speeds.mean_answer or tokens)

@@ -18,7 +18,7 @@ import structlog
 
 from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
 from dispatcher.backlog import Backlog, Waiting
-from dispatcher.hedges import Candidate
+from dispatcher.hedges import Candidate, Hedge
 from dispatcher.hedging import Hedging
 from dispatcher.leasing import Held, Leasing
 from dispatcher.recall import Recall
@@ -365,10 +365,10 @@ class Placement:
         for hedge in self.hedging.pick(running, free, self._known_speeds, now_s) if free and running else ():
             first = self._leasing.held.get(hedge.lease)
             if first is not None:  # else it ended while another's second attempt was being placed
-                await self._join(first, hedge.worker_id)
+                await self._join(first, hedge)
 
-    async def _join(self, first: Held, worker_id: str) -> None:
-        need = first.need
+    async def _join(self, first: Held, hedge: Hedge) -> None:
+        need, worker_id = first.need, hedge.worker_id
         if worker_id not in self._fleet.names_serving(need.model):
             return
         [ask] = self._leasing.asks([(need, (worker_id,))])
@@ -381,7 +381,7 @@ class Placement:
         if join is None:  # its request has ended meanwhile
             self.give_back(second, Verdict.NEUTRAL, "came too late")
             return
-        self.hedging.made_one(first.answer_tokens)
+        self.hedging.made_one(first.answer_tokens, idle=hedge.idle)
         log.debug("second attempt", first=first.worker_id, second=worker_id)
         join(second)
 

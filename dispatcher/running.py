@@ -114,6 +114,8 @@ class RunningJobs:
         self._ending = ending
         self._running: dict[str, _Running] = {}
         """By execution: after an outage a job may be claimed anew beside its old claim."""
+        self.ended = asyncio.Event()
+        """Set whenever a job has ended, which may have queued another; whoever waits for it clears it."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -186,6 +188,7 @@ class RunningJobs:
             log.exception("a job's end could not be told", job=running.claimed.id)
         finally:
             del self._running[running.claimed.execution.id]
+            self.ended.set()
 
     async def _run_to_its_end(self, running: _Running) -> None:
         try:

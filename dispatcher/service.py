@@ -303,8 +303,9 @@ class Dispatcher:
                 await self._pause(PAUSE_S[1])
                 continue
             if claimed is None:
-                await self._pause(idle_s)
-                idle_s = _IDLE_S[0] if held else min(idle_s * 1.5, _IDLE_S[1])
+                idle_s = min(idle_s * 1.5, _IDLE_S[1])
+                if await self._a_job_ends(held, idle_s):
+                    idle_s = _IDLE_S[0]
                 continue
             idle_s = _IDLE_S[0]
             held.start(claimed, group)
@@ -318,6 +319,15 @@ class Dispatcher:
             async with asyncio.timeout(_IDLE_S[1]):
                 await self.placement.any_room()
         return self.placement.has_room
+
+    async def _a_job_ends(self, held: RunningJobs, within_s: float) -> bool:
+        """Wait so long for the end of one of our jobs: it may have queued another, a finaliser mostly."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await held.ended.wait()
+        ended = held.ended.is_set()
+        held.ended.clear()
+        return ended
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -301,6 +301,18 @@ async def test_the_last_long_answer_on_a_slow_worker_is_won_by_a_second_attempt(
     assert (loser.breaker, loser.breaker_trips) == (BreakerState.CLOSED, 0)
 
 
+async def test_what_a_worker_holds_that_never_answered_is_answered_elsewhere_in_the_end(rig):
+    hung = await rig.engine(slots=4)
+    other = await rig.engine("sglang", slots=8)
+    rig.monitor(stall_after_s=3600)
+    await rig.ready()
+    hung.control(HangFault(paths=("/v1/chat/completions",), for_s=3600))
+    rig.dispatcher("d1", hedge="true")
+    results = await complete(rig, rows(40, tokens=20))
+    assert workers_of(results) == {worker_id(other.url)}
+    assert 2 in attempts_of(results)
+
+
 @pytest.mark.parametrize("settings", [{"hedge": "false"}, {"hedge": None, "share": "spare"}])
 async def test_there_are_no_second_attempts_where_tokens_are_paid_for_or_shared(rig, settings):
     slow, fast, results = await a_long_answer_on_the_slow_one(rig, tokens=60, **settings)

@@ -35,9 +35,21 @@ def test_a_worker_that_is_hardly_faster_gets_none():
     assert chosen([running("a")], {"equal": 4}) == []
 
 
-def test_a_worker_of_unknown_speed_neither_gives_nor_takes():
-    assert chosen([running("a", worker="unknown")], {"fast": 1}) == []
+def test_a_worker_of_unknown_speed_takes_none():
     assert chosen([running("a")], {"unknown": 1}) == []
+
+
+def test_a_worker_that_never_answered_gives_what_another_would_have_answered_long_ago():
+    silent = running("a", worker="unknown", tokens=1000)  # the fast one needs 25 s at most
+    assert chosen([silent], {"fast": 1}, now_s=49) == []
+    assert chosen([silent], {"fast": 1}, now_s=51, foretold=False) == [Hedge("a", "fast", idle=True)]
+
+
+def test_a_fast_worker_that_stands_still_gives_to_a_slower_one_and_never_to_itself():
+    standing = running("a", worker="faster", tokens=1000)  # 12.5 s at most; the fast one needs 25 s
+    assert chosen([standing], {"fast": 1}, now_s=49) == []
+    assert chosen([standing], {"faster": 2}, now_s=51) == []
+    assert chosen([standing], {"fast": 1}, now_s=51) == [Hedge("a", "fast", idle=True)]
 
 
 def test_what_is_foretold_to_be_nearly_done_is_left_alone():
@@ -47,7 +59,9 @@ def test_what_is_foretold_to_be_nearly_done_is_left_alone():
 
 
 def test_what_should_have_ended_long_ago_waits_in_its_engine_and_is_worth_it():
-    assert chosen([running("a", since_s=0, tokens=50)], {"fast": 1}, now_s=100) == [Hedge("a", "fast")]
+    waiting = running("a", since_s=0, tokens=50)
+    assert chosen([waiting], {"fast": 1}, now_s=9) == [Hedge("a", "fast")]
+    assert chosen([waiting], {"fast": 1}, now_s=100) == [Hedge("a", "fast", idle=True)]
 
 
 def account(*, answers=100, tokens=100):
@@ -69,6 +83,18 @@ def test_second_attempts_cost_a_bounded_part_of_all_tokens():
             begun += 1
     assert begun * 100 == MOST_TOKENS * 100 * 100
     assert hedging.made == begun
+
+
+def test_second_attempts_beside_attempts_that_stand_still_cost_nothing():
+    hedging = account(answers=0)
+    candidates = [running(str(n), worker="unknown", tokens=100) for n in range(50)]
+    hedges = hedging.pick(candidates, {"fast": 50}, SPEEDS, 10.0)
+    assert len(hedges) == 50
+    for hedge in hedges:
+        hedging.made_one(100, idle=hedge.idle)
+    assert hedging.made == 50
+    hedging.wrote(100_000)
+    assert len(hedging.pick([running("slow", tokens=100)], {"fast": 1}, SPEEDS, 1.0)) == 1
 
 
 def test_answers_as_long_as_allowed_are_foretold_and_others_are_not():
