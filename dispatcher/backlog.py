@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+from collections import defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeAlias, TypeVar
@@ -56,7 +57,7 @@ class Backlog(Generic[Granted]):
 
     def __init__(self) -> None:
         self._lanes: dict[Hashable, list[tuple[_Rank, Waiting[Granted]]]] = {}
-        self._dues: dict[str | None, Dues] = {}
+        self._dues: defaultdict[str | None, Dues] = defaultdict(Dues)
         """By model: batches that ask for different ones do not take anything from each other."""
         self._serials = itertools.count()
         self._count = 0
@@ -125,7 +126,7 @@ class Backlog(Generic[Granted]):
         return waiting
 
     def _dues_of(self, waiting: Waiting[Granted]) -> Dues:
-        return self._dues.setdefault(waiting.need.model, Dues())
+        return self._dues[waiting.need.model]
 
     def lanes(self) -> Iterator[tuple[Hashable, str | None, int, bool]]:
         """Each lane with its model, how many wait in it, and whether they have declined room."""
