@@ -3,7 +3,7 @@
     python benchmarks/makespan.py --published [--seeds 1 2 3 4 5] [--log FILE] [--json]
     python benchmarks/makespan.py --published --quick
     python benchmarks/makespan.py [--requests 500 2000] [--seeds 1 2 3] [--policies batch ...]
-        [--scenario calm killed 503 killed+503] [--hedge on off] [--log FILE] [--json]
+        [--scenario calm killed 503 killed+503] [--hedge on off] [--dispatchers 1 2 3] [--log FILE] [--json]
 
 Four fluid simulated engines of speed 1, 1, 2, 4 with 8, 8, 16, 32 slots; lognormal answer lengths, foretold
 by `max_tokens` or not. Whole product: Redis, monitor, dispatcher, durable results. Printed is the time from
@@ -77,12 +77,14 @@ class Case:
     scenario: str
     hedge: bool
     policy: str
+    dispatchers: int = 1
 
     @property
     def group(self) -> tuple[object, ...]:
         """All but the seed, as the table has it."""
         known = "foretold" if self.foretold else "unknown"
-        return self.requests, known, self.scenario, "on" if self.hedge else "off", self.policy
+        hedge = "on" if self.hedge else "off"
+        return self.requests, known, self.scenario, hedge, self.policy, self.dispatchers
 
 
 async def measure(case: Case) -> dict[str, object]:
@@ -95,7 +97,10 @@ async def measure(case: Case) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         batch = Path(folder, "batch.jsonl")
         write_batch(batch, wanted, foretold=case.foretold, seed=case.seed)
-        async with rig(MIXED, env=env) as made, happening(made, trouble, after_s):
+        async with (
+            rig(MIXED, dispatchers=case.dispatchers, env=env) as made,
+            happening(made, trouble, after_s),
+        ):
             outcome = await made.run(batch)
     return row(case, outcome, remaining_bound_s(outcome.tokens, MIXED, trouble, after_s))
 
@@ -122,9 +127,13 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
     if arguments.published:
         variants = list(PUBLISHED)
     return [
-        Case(count, known == "foretold", seed, scenario, hedge, policy)
-        for count, known, (turn, seed), scenario in itertools.product(
-            arguments.requests, arguments.lengths, enumerate(arguments.seeds), arguments.scenario
+        Case(count, known == "foretold", seed, scenario, hedge, policy, dispatchers)
+        for count, known, (turn, seed), scenario, dispatchers in itertools.product(
+            arguments.requests,
+            arguments.lengths,
+            enumerate(arguments.seeds),
+            arguments.scenario,
+            arguments.dispatchers,
         )
         for policy, hedge in (variants if turn % 2 == 0 else reversed(variants))
     ]
@@ -173,10 +182,10 @@ def table(rows: Sequence[dict[str, object]]) -> str:
     groups: dict[tuple[object, ...], list[dict[str, object]]] = {}
     for row in rows:
         groups.setdefault(_case(row).group, []).append(row)
-    heads = ("requests", "lengths", "scenario", "second attempts", "policy")
+    heads = ("requests", "lengths", "scenario", "second attempts", "policy", "dispatchers")
     lines = [
         _line(*heads, "time over the bound", "range", "runs", "failed", "lost", "doubled"),
-        "|---" * 11 + "|",
+        "|---" * 12 + "|",
         *(_line(*group, *_summed_up(of_it)) for group, of_it in groups.items()),
     ]
     return "\n".join(lines)
@@ -205,6 +214,7 @@ def main() -> None:
     )
     parser.add_argument("--scenario", nargs="+", choices=list(SCENARIOS), default=["calm"])
     parser.add_argument("--hedge", nargs="+", choices=["on", "off"], default=["on"])
+    parser.add_argument("--dispatchers", type=int, nargs="+", default=[1])
     parser.add_argument("--published", action="store_true", help="the policies of the published table")
     parser.add_argument("--quick", action="store_true", help="few requests, one seed: whether it runs at all")
     parser.add_argument("--log", type=Path, help="keep runs here, and do not repeat those it holds")
