@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from dispatcher import lengths
+from dispatcher import hearsay, lengths
 from dispatcher.archive import Archive
 from dispatcher.attempts import Attempts, Seen
 from dispatcher.batches.ledger import Ledger
@@ -25,6 +25,7 @@ from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
 from dispatcher.claims import HEARTBEAT_S, JobClaims
 from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
+from dispatcher.hearsay import Hearsay
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
 from dispatcher.lengths import AnswerLengths
@@ -70,6 +71,7 @@ class Dispatcher:
         self._wire = make_transport(connect_timeout_s=settings.connect_timeout_s)
         strategies = Strategies(settings.scheduler)
         speeds = Speeds()
+        self._hearsay = Hearsay(self._redis, speeds)
         self.placement = Placement(
             self._store,
             strategies,
@@ -78,6 +80,7 @@ class Dispatcher:
             owner=settings.name,
             rng=rng,
             view_interval_s=settings.view_interval_s,
+            hearsay=self._hearsay,
             stale_after_s=settings.scheduler.stale_after_s,
             dead_after_s=settings.scheduler.dead_after_s,
         )
@@ -217,6 +220,7 @@ class Dispatcher:
                     self._every(self.settings.lease_ttl_s / 4, self.placement.renew),
                     self._every(INTERVAL_S, self._recorder.flush),
                     self._every(lengths.INTERVAL_S, self._lengths.flush),
+                    self._every(hearsay.INTERVAL_S, self._hearsay.tell),
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
                     self._every(LOOK_S, mending.look),

@@ -7,6 +7,7 @@ is *unknown*, and only scouts go there (`placement`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workers.fleet import WorkerView
@@ -14,7 +15,8 @@ from workers.fleet import WorkerView
 _FORGET = 0.97
 """Weight that each new answer takes off all older ones: some thirty answers are remembered."""
 
-
+_NEWS = 1.1
+"""A speed that has changed by this factor is worth telling to others."""
 _FORETOLD = 0.8
 """Answers that use so much of their ceilings are as long as the ceilings say."""
 
@@ -30,6 +32,8 @@ class Speeds:
 
     def __init__(self) -> None:
         self._sums: dict[str, _Sums] = {}
+        self._heard: Mapping[str, float] = {}
+        self._told: dict[str, float] = {}
         self._written = 0.0
         self._allowed = 0.0
 
@@ -62,12 +66,35 @@ class Speeds:
         return new
 
     def of(self, worker: WorkerView) -> float | None:
-        """A worker's speed: as seen here, else as its load tells it; None: unknown."""
+        """A worker's speed: as seen here, else as heard of, else as its load tells it; None: unknown."""
         sums = self._sums.get(worker.id)
         if sums is not None:
             return sums.tokens / sums.seconds
+        if (heard := self._heard.get(worker.id)) is not None:
+            return heard
         load = worker.load
         if load is None or not load.running:
             return None
         rate = load.token_rate or load.gen_throughput
         return rate / load.running if rate else None
+
+    def hear(self, speeds: Mapping[str, float]) -> None:
+        """Know what others have seen, until they are seen here."""
+        self._heard = speeds
+
+    def has_seen(self, worker_id: str) -> bool:
+        """Whether a speed is seen here or heard of; else what others have to tell is worth asking for."""
+        return worker_id in self._sums or worker_id in self._heard
+
+    def news(self) -> dict[str, float]:
+        """Speeds seen here that were not told yet, or are otherwise by now."""
+        seen = {worker: sums.tokens / sums.seconds for worker, sums in self._sums.items()}
+        return {worker: speed for worker, speed in seen.items() if self._is_news(worker, speed)}
+
+    def _is_news(self, worker_id: str, speed: float) -> bool:
+        told = self._told.get(worker_id)
+        return told is None or not told / _NEWS < speed < told * _NEWS
+
+    def told(self, speeds: Mapping[str, float]) -> None:
+        """These have been told."""
+        self._told |= speeds

@@ -45,6 +45,13 @@ LEASES = Key(
 )
 GRANTS = Key("worker:{}:grants", "zset", "lease id -> time granted (s)", "with its lease")
 
+SPEEDS = Key(
+    "speeds",
+    "hash",
+    "worker -> tokens/s that it writes of one request, as a dispatcher saw it, and when (s)",
+    "10 min after the last",
+)
+
 MONITORS = Key("monitors", "zset", "monitor name -> last heartbeat (s)", "for ever")
 
 BATCHES = Key("batches", "zset", "batch id -> time created (s)", "until the batch is removed")

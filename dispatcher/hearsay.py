@@ -1,0 +1,53 @@
+"""What dispatchers tell each other of workers' speeds, through Redis: who comes new need not find out again.
+
+What is learned, and what counts more, is `speeds`' subject. The one door to its key. Methods raise
+StoreUnavailable when Redis does not answer.
+"""
+
+from __future__ import annotations
+
+import re
+
+from dispatcher.speeds import Speeds
+from workers import keys
+from workers.connection import AsyncRedis, text_fields, translated
+from workers.scripts import Scripts
+
+INTERVAL_S = 0.2
+"""How often news is told, in seconds, if there is any: at a batch's start each moment counts."""
+TTL_S = 600
+"""What is older may be of another engine behind the same address."""
+_TOLD = re.compile(r"rate=([\d.e+-]+) at=([\d.]+)")
+
+
+class Hearsay:
+    """One dispatcher's ear and mouth."""
+
+    def __init__(self, client: AsyncRedis, speeds: Speeds) -> None:
+        self._client = client
+        self._scripts = Scripts(client, "dispatcher")
+        self._speeds = speeds
+
+    async def tell(self) -> None:
+        """Tell what is new since the last time; what cannot be told is told the next time."""
+        news = self._speeds.news()
+        if not news:
+            return
+        args: list[str | int | float | bytes] = [TTL_S]
+        for worker, speed in news.items():
+            args += [worker, repr(speed)]
+        await self._scripts.run("note_speeds", [keys.SPEEDS.of()], args)
+        self._speeds.told(news)
+
+    async def listen(self, now_s: float) -> None:
+        """Learn what others told lately. `now_s`: Redis' clock."""
+        with translated():
+            fields = text_fields(await self._client.hgetall(keys.SPEEDS.of()))
+        found = {worker: _TOLD.match(text) for worker, text in fields.items()}
+        self._speeds.hear(
+            {
+                worker: float(told[1])
+                for worker, told in found.items()
+                if told is not None and now_s - float(told[2]) < TTL_S
+            }
+        )
