@@ -11,7 +11,7 @@ from dispatcher.hedges import Candidate, Hedge, choose
 from dispatcher.speeds import Speeds
 
 MOST_TOKENS = 0.05
-"""Second attempts may cost this part of all tokens written so far."""
+"""Second attempts may cost this part of all tokens written so far: what the attempts wrote that lost."""
 
 
 class Hedging:
@@ -50,14 +50,25 @@ class Hedging:
                 affordable.append(hedge)
         return affordable
 
-    def made_one(self, tokens: int, *, idle: bool = False) -> None:
+    def made_one(self, tokens: int, *, idle: bool = False) -> float | None:
         """A second attempt was begun for a request whose answer may have so many tokens.
 
-        `idle`: the first stands still, so nothing is written twice.
+        Returns what is charged for it until one of the two is lost. `idle`: the first stands still, so
+        nothing is written twice; None, nothing is charged.
         """
         self.made += 1
-        if not idle:
-            self._spent += self._expected(tokens, foretold=self._speeds.foretold)
+        if idle:
+            return None
+        charged = self._expected(tokens, foretold=self._speeds.foretold)
+        self._spent += charged
+        return charged
+
+    def lost_one(self, charged: float, wrote: float) -> None:
+        """One of two attempts was lost, with all that it wrote: that is what they cost.
+
+        It is less than was charged where the first had only begun, and lets others have a second one.
+        """
+        self._spent += wrote - charged
 
     def _expected(self, tokens: int, *, foretold: bool) -> float:
         return tokens if foretold else min(tokens, self._speeds.mean_answer or tokens)

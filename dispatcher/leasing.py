@@ -43,6 +43,8 @@ class Held:
     """Whether it is the one request that a half-open breaker let through."""
     join: Callable[[Held], None] | None = field(default=None, repr=False)
     """How a second attempt joins its request; None: none may, or one has."""
+    charged: float | None = field(default=None, repr=False)
+    """Of one of two attempts: what the account of second attempts was charged for them; None: nothing."""
     call_off: Callable[[], None] | None = field(default=None, repr=False)
     """How its request is called off while it is sent; None: it is not, or was."""
 

@@ -119,6 +119,14 @@ class Placement:
         end = End(held.lease, held.worker_id, held.epoch, verdict, reason, defer_s, halve)
         if self._leasing.end(held, end):
             self._wake.set()
+            if held.charged is not None and verdict is not Verdict.SUCCESS:
+                self._account_for_lost(held, held.charged)
+
+    def _account_for_lost(self, held: Held, charged: float) -> None:
+        speed = self._known_speeds.get(held.worker_id)
+        if speed is not None:
+            wrote = (self._now() - held.granted_s) * speed
+            self.hedging.lost_one(charged, min(max(0.0, wrote), held.answer_tokens))
 
     # -- what the service asks ------------------------------------------------------------------------------
 
@@ -389,7 +397,7 @@ class Placement:
         if join is None:  # its request has ended meanwhile
             self.give_back(second, Verdict.NEUTRAL, "came too late")
             return
-        self.hedging.made_one(first.answer_tokens, idle=hedge.idle)
+        first.charged = second.charged = self.hedging.made_one(first.answer_tokens, idle=hedge.idle)
         log.debug("second attempt", first=first.worker_id, second=worker_id)
         join(second)
 

@@ -85,6 +85,20 @@ def test_second_attempts_cost_a_bounded_part_of_all_tokens():
     assert hedging.made == begun
 
 
+def test_what_second_attempts_cost_is_what_the_lost_ones_wrote():
+    hedging = account()  # 500 tokens may be spent
+    charges = [hedging.made_one(100) for _ in range(5)]
+    assert charges == [100] * 5
+    waiting = [running("a", tokens=100)]
+    assert hedging.pick(waiting, {"fast": 1}, SPEEDS, 1.0) == []
+    hedging.lost_one(100, 20)
+    assert hedging.pick(waiting, {"fast": 1}, SPEEDS, 1.0) == []
+    hedging.lost_one(100, 70)
+    assert len(hedging.pick(waiting, {"fast": 1}, SPEEDS, 1.0)) == 1
+    hedging.lost_one(100, 300)
+    assert hedging.pick(waiting, {"fast": 1}, SPEEDS, 1.0) == []
+
+
 def test_second_attempts_beside_attempts_that_stand_still_cost_nothing():
     hedging = account(answers=0)
     candidates = [running(str(n), worker="unknown", tokens=100) for n in range(50)]
