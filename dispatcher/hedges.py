@@ -15,6 +15,9 @@ SLOWER = 1.2
 """A second attempt goes to a worker at least so many times as fast, per sequence."""
 _WORTH_IT = 0.8
 """It must be expected to end at this part of the first's remaining time."""
+_NEAR_THE_TOP = 0.8
+"""Where lengths are not foretold, only workers so nearly as fast as the fastest take second attempts: its
+slots come free in a moment, a request gets but one, and it may be the longest of all."""
 STANDS_STILL = 2.0
 """Who has not ended after so many times as long as its longest answer takes may be on a worker that hangs."""
 
@@ -55,8 +58,11 @@ def choose(
     `free`: slots by worker. `speeds`: tokens per second and sequence, of the workers whose speed is known.
     `foretold`: answers get about as long as their ceiling says, so what is nearly done is left alone.
     """
+    running = list(running)
+    least = 0.0 if foretold else _NEAR_THE_TOP * _top_speed(running, free, speeds, now_s)
     fastest_first = sorted(
-        (worker for worker in free if worker in speeds), key=lambda worker: -speeds[worker]
+        (worker for worker in free if worker in speeds and speeds[worker] >= least),
+        key=lambda worker: -speeds[worker],
     )
     slots = chain.from_iterable(repeat(worker, free[worker]) for worker in fastest_first)
     waiting = sorted(running, key=lambda one: (speeds.get(one.worker_id, 0.0), _progress(one, speeds, now_s)))
@@ -70,6 +76,14 @@ def choose(
             hedges.append(Hedge(one.lease, worker, idle))
             worker = next(slots, None)
     return hedges
+
+
+def _top_speed(
+    running: Iterable[Candidate], free: Mapping[str, int], speeds: Mapping[str, float], now_s: float
+) -> float:
+    """The speed of the fastest worker that has a free slot or works on one of these; 0: none is known."""
+    at_work = {one.worker_id for one in running if not _stands_still(one, speeds.get(one.worker_id), now_s)}
+    return max((speeds[worker] for worker in {*free, *at_work} if worker in speeds), default=0.0)
 
 
 def _progress(one: Candidate, speeds: Mapping[str, float], now_s: float) -> float:

@@ -25,6 +25,15 @@ def chosen(candidates, free, *, now_s=10.0, foretold=True):
 def test_the_least_progressed_goes_to_the_fastest_free_slot():
     candidates = [running("old", since_s=0), running("new", since_s=9)]
     assert chosen(candidates, {"fast": 1, "faster": 1}) == [Hedge("new", "faster"), Hedge("old", "fast")]
+    assert chosen(candidates, {"fast": 2}) == [Hedge("new", "fast"), Hedge("old", "fast")]
+
+
+def test_of_unknown_length_nobody_takes_a_slower_slot_while_a_faster_one_comes_free_in_a_moment():
+    candidates = [running("a"), running("b", worker="faster")]
+    assert chosen(candidates, {"fast": 4}, foretold=False) == []
+    assert chosen(candidates, {"faster": 1}, foretold=False) == [Hedge("a", "faster")]
+    standing = running("b", worker="faster", tokens=100)
+    assert chosen([running("a"), standing], {"fast": 4}, foretold=False)[0] == Hedge("a", "fast")
 
 
 def test_there_are_no_more_second_attempts_than_free_slots():
