@@ -18,7 +18,6 @@ import structlog
 
 from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
 from dispatcher.backlog import Backlog, Waiting
-from dispatcher.hearsay import Hearsay
 from dispatcher.hedges import Candidate, Hedge
 from dispatcher.hedging import Hedging
 from dispatcher.leasing import Held, Leasing
@@ -28,6 +27,7 @@ from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import Underway
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
+from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
@@ -58,19 +58,19 @@ class Placement:
         owner: str,
         rng: Random,
         view_interval_s: float,
-        hearsay: Hearsay | None = None,
+        shared_speeds: SharedSpeeds | None = None,
         stale_after_s: float = 3.0,
         dead_after_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owner` names this dispatcher in its leases; it is used by no other, and by none after it.
 
-        `hearsay` is where other dispatchers tell how fast workers are; None: there is nobody to hear.
+        `shared_speeds` is where other dispatchers tell how fast workers are; None: there is nobody to hear.
         """
         self._store = store
         self._assignment: Assignment[Held] = Assignment(strategies, rng)
         self._speeds = speeds
-        self._hearsay = hearsay
+        self._shared_speeds = shared_speeds
         self.hedging = hedging
         self._view_interval_s = view_interval_s
         self._stale_after_s = stale_after_s
@@ -274,8 +274,8 @@ class Placement:
         view = await self._store.view()
         self._viewed_at, self._outdated = self._clock(), False
         self._workers = {worker.id: worker for worker in view.workers}
-        if self._hearsay is not None and not all(map(self._speeds.has_seen, self._workers)):
-            await self._hearsay.listen(view.now_s)
+        if self._shared_speeds is not None and not all(map(self._speeds.has_seen, self._workers)):
+            await self._shared_speeds.listen(view.now_s)
         speeds = {worker.id: self._speeds.of(worker) for worker in view.workers}
         self._known_speeds = {name: speed for name, speed in speeds.items() if speed is not None}
         fleet = FleetModel(

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from dispatcher import hearsay, lengths
+from dispatcher import lengths, shared_speeds
 from dispatcher.archive import Archive
 from dispatcher.attempts import Attempts, Seen
 from dispatcher.batches.ledger import Ledger
@@ -25,7 +25,6 @@ from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
 from dispatcher.claims import HEARTBEAT_S, JobClaims
 from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
-from dispatcher.hearsay import Hearsay
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
 from dispatcher.lengths import AnswerLengths
@@ -39,6 +38,7 @@ from dispatcher.send import Sender, make_transport
 from dispatcher.server import LoopDoor, serving
 from dispatcher.settings import DispatcherSettings
 from dispatcher.shard import ShardRunner
+from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
 from dispatcher.survey import Survey, survey
 from dispatcher.sweeping import Sweeping
@@ -71,7 +71,7 @@ class Dispatcher:
         self._wire = make_transport(connect_timeout_s=settings.connect_timeout_s)
         strategies = Strategies(settings.scheduler)
         speeds = Speeds()
-        self._hearsay = Hearsay(self._redis, speeds)
+        self._shared_speeds = SharedSpeeds(self._redis, speeds)
         self.placement = Placement(
             self._store,
             strategies,
@@ -80,7 +80,7 @@ class Dispatcher:
             owner=settings.name,
             rng=rng,
             view_interval_s=settings.view_interval_s,
-            hearsay=self._hearsay,
+            shared_speeds=self._shared_speeds,
             stale_after_s=settings.scheduler.stale_after_s,
             dead_after_s=settings.scheduler.dead_after_s,
         )
@@ -220,7 +220,7 @@ class Dispatcher:
                     self._every(self.settings.lease_ttl_s / 4, self.placement.renew),
                     self._every(INTERVAL_S, self._recorder.flush),
                     self._every(lengths.INTERVAL_S, self._lengths.flush),
-                    self._every(hearsay.INTERVAL_S, self._hearsay.tell),
+                    self._every(shared_speeds.INTERVAL_S, self._shared_speeds.tell),
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
                     self._every(LOOK_S, mending.look),

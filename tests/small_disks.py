@@ -43,9 +43,9 @@ def small_disk(folder: Path, size: str) -> Iterator[SmallDisk]:
             ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, check=False
         )
     except OSError as error:
-        pytest.skip(f"nothing can be mounted here: {error}")
+        pytest.skip(f"nothing can be mounted here: {error}")  # there is no mount command; it says so
     if mounted.returncode:
-        pytest.skip(f"nothing may be mounted here: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"nothing may be mounted here: {mounted.stderr.decode().strip()}")  # not root
     try:
         yield SmallDisk(folder)
     finally:

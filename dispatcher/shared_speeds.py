@@ -1,4 +1,4 @@
-"""What dispatchers tell each other of workers' speeds, through Redis: who comes new need not find out again.
+"""Workers' speeds, which dispatchers tell each other through Redis: who comes new need not find out again.
 
 What is learned, and what counts more, is `speeds`' subject. The one door to its key. Methods raise
 StoreUnavailable when Redis does not answer.
@@ -6,6 +6,7 @@ StoreUnavailable when Redis does not answer.
 
 from __future__ import annotations
 
+import math
 import re
 
 from dispatcher.speeds import Speeds
@@ -17,11 +18,11 @@ INTERVAL_S = 0.2
 """How often news is told, in seconds, if there is any: at a batch's start each moment counts."""
 TTL_S = 600
 """What is older may be of another engine behind the same address."""
-_TOLD = re.compile(r"rate=([\d.e+-]+) at=([\d.]+)")
+_TOLD = re.compile(r"rate=(\d+(?:\.\d+)?(?:e[+-]?\d+)?) at=(\d+(?:\.\d+)?)")
 
 
-class Hearsay:
-    """One dispatcher's ear and mouth."""
+class SharedSpeeds:
+    """One dispatcher's part in it."""
 
     def __init__(self, client: AsyncRedis, speeds: Speeds) -> None:
         self._client = client
@@ -43,11 +44,14 @@ class Hearsay:
         """Learn what others told lately. `now_s`: Redis' clock."""
         with translated():
             fields = text_fields(await self._client.hgetall(keys.SPEEDS.of()))
-        found = {worker: _TOLD.match(text) for worker, text in fields.items()}
-        self._speeds.hear(
-            {
-                worker: float(told[1])
-                for worker, told in found.items()
-                if told is not None and now_s - float(told[2]) < TTL_S
-            }
-        )
+        told = {worker: _read(text, now_s) for worker, text in fields.items()}
+        self._speeds.hear({worker: speed for worker, speed in told.items() if speed is not None})
+
+
+def _read(text: str, now_s: float) -> float | None:
+    """A speed that was told lately; None: it is old, or no speed, whoever wrote that."""
+    told = _TOLD.fullmatch(text)
+    if told is None or now_s - float(told[2]) >= TTL_S:
+        return None
+    speed = float(told[1])
+    return speed if 0 < speed < math.inf else None

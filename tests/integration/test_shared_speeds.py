@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dispatcher.hearsay import TTL_S, Hearsay
+from dispatcher.shared_speeds import TTL_S, SharedSpeeds
 from dispatcher.speeds import Speeds
 from tests.fleets import worker
 from workers import keys
@@ -20,9 +20,9 @@ async def now_of(valkey) -> float:
 async def test_what_one_dispatcher_saw_another_knows_until_it_sees_itself(valkey):
     one, other = Speeds(), Speeds()
     one.saw("a:1", 100, 2.0)
-    await Hearsay(valkey, one).tell()
+    await SharedSpeeds(valkey, one).tell()
     assert not other.has_seen("a:1")
-    await Hearsay(valkey, other).listen(await now_of(valkey))
+    await SharedSpeeds(valkey, other).listen(await now_of(valkey))
     assert other.has_seen("a:1")
     assert other.of(worker("a:1", load=None)) == 50.0
     other.saw("a:1", 100, 1.0)
@@ -33,23 +33,41 @@ async def test_what_one_dispatcher_saw_another_knows_until_it_sees_itself(valkey
 async def test_what_was_told_long_ago_is_not_believed_and_goes(valkey):
     one, other = Speeds(), Speeds()
     one.saw("a:1", 100, 2.0)
-    await Hearsay(valkey, one).tell()
+    await SharedSpeeds(valkey, one).tell()
     assert 0 < await valkey.ttl(keys.SPEEDS.of()) <= TTL_S
-    await Hearsay(valkey, other).listen(await now_of(valkey) + TTL_S + 1)
+    await SharedSpeeds(valkey, other).listen(await now_of(valkey) + TTL_S + 1)
     assert other.of(worker("a:1", load=None)) is None
 
 
 async def test_only_news_is_told(valkey):
     speeds = Speeds()
-    hearsay = Hearsay(valkey, speeds)
-    await hearsay.tell()
+    shared_speeds = SharedSpeeds(valkey, speeds)
+    await shared_speeds.tell()
     assert not await valkey.exists(keys.SPEEDS.of())
     speeds.saw("a:1", 100, 2.0)
-    await hearsay.tell()
+    await shared_speeds.tell()
     await valkey.delete(keys.SPEEDS.of())
     speeds.saw("a:1", 101, 2.0)
-    await hearsay.tell()
+    await shared_speeds.tell()
     assert not await valkey.exists(keys.SPEEDS.of())
     speeds.saw("a:1", 1000, 2.0)
-    await hearsay.tell()
+    await shared_speeds.tell()
     assert await valkey.exists(keys.SPEEDS.of())
+
+
+async def test_what_is_no_speed_is_not_believed_whoever_wrote_it(valkey):
+    now_s = await now_of(valkey)
+    texts = (
+        "rate=0 at={}",
+        "rate=-1 at={}",
+        "rate=1e999 at={}",
+        "rate=1.2.3 at={}",
+        "rate=e at={}",
+        "nonsense",
+    )
+    await valkey.hset(
+        keys.SPEEDS.of(), mapping={f"w:{n}": f"rate={rate} at={now_s}" for n, rate in enumerate(rates)}
+    )
+    speeds = Speeds()
+    await SharedSpeeds(valkey, speeds).listen(now_s)
+    assert [speeds.has_seen(f"w:{n}") for n in range(len(rates))] == [False] * len(rates)
