@@ -62,6 +62,11 @@ class Gauges:
         """The page's path; None: the runtime has no page, or is not known yet."""
         return None if self._map is None else self._map.path
 
+    @property
+    def live(self) -> bool:
+        """Whether the page's count of generated tokens moves while answers are written."""
+        return self._map is not None and self._map.live
+
     async def read(
         self,
         client: httpx.AsyncClient,

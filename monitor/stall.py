@@ -1,6 +1,7 @@
 """Has a worker with work to do stopped working? The rule, on the evidence of its loads. Pure.
 
-What follows (the breaker opens) belongs to ``watch``; whether it answers at all, to ``readiness``.
+What follows (the breaker opens) belongs to ``watch``; whether it answers at all, to ``readiness``; which
+counters move while answers are written, to ``gauges.mappings``.
 """
 
 from __future__ import annotations
@@ -27,16 +28,19 @@ class StallWatch:
     _progress: tuple[float | None, ...] = ()
     _stir: tuple[float | None, ...] = ()
 
-    def add(self, load: Load, *, leases: int, now_s: float) -> bool:
+    def add(self, load: Load, *, live: bool, leases: int, now_s: float) -> bool:
         """Whether the worker is stalled, with this load counted in.
 
-        It is when there was work all the time, no token or success counter moved for ``stall_after_s``, and
-        nothing in its memory stirred either; stirring memory may be a long prefill, which gets more time. A
-        worker without any such evidence is never stalled.
+        ``live``: its count of generated tokens moves while answers are written; else only when one ends.
+
+        It is when there was work all the time, no counter moved for ``stall_after_s``, and nothing in its
+        memory stirred either; stirring memory may be a long prefill, which gets more time. Where counters
+        move only when a request ends, memory that stirs is progress, and a worker that does not tell its
+        memory is never stalled: it may be writing long answers.
         """
-        self._note(load, now_s)
+        telling = self._note(load, live=live, now_s=now_s)
         work = (load.running or 0) + (load.waiting or 0) + leases
-        if not work or not self._has_evidence():
+        if not work or not telling:
             self._busy_since = None
             return False
         if self._busy_since is None:
@@ -51,20 +55,20 @@ class StallWatch:
         """Start counting anew: the worker was tripped, and gets the whole time again."""
         self._busy_since = None
 
-    def _note(self, load: Load, now_s: float) -> None:
-        progress: tuple[float | None, ...] = (
+    def _note(self, load: Load, *, live: bool, now_s: float) -> bool:
+        """Note what moved; whether the load tells anything that moves for as long as the worker works."""
+        counters = (
+            load.steps_total,
             load.generation_tokens_total,
             load.prompt_tokens_total,
             load.success_total,
         )
-        stir = (load.waiting_uncached_tokens, load.used_tokens, load.kv_usage_mean)
-        # Without counters, stirring memory is the only sign of progress there is.
-        if all(value is None for value in progress):
-            progress = stir
+        memory = (load.used_tokens, load.kv_usage_mean)
+        stir = (*memory, load.waiting_uncached_tokens)
+        steady = load.steps_total is not None or (live and load.generation_tokens_total is not None)
+        progress = counters if steady else (*counters, *stir)
         if progress != self._progress:
             self._progress, self._moved_at = progress, now_s
         if stir != self._stir:
             self._stir, self._stirred_at = stir, now_s
-
-    def _has_evidence(self) -> bool:
-        return any(value is not None for value in self._progress)
+        return steady or any(value is not None for value in memory)

@@ -268,7 +268,8 @@ class Watch:
         return None if decision.value == view.limit else decision
 
     def _stalled(self, view: WorkerView, load: Load) -> bool:
-        stalled = self._stall.add(load, leases=view.leases, now_s=self._now())
+        live = load.source is LoadSource.NATIVE or self._gauges.live
+        stalled = self._stall.add(load, live=live, leases=view.leases, now_s=self._now())
         if stalled:
             self._stall.forgive()
         return stalled and view.breaker is not BreakerState.OPEN  # in a half-open one the trial stands still

@@ -53,6 +53,9 @@ class Load(BaseModel):
     prompt_tokens_total: Count | None = None
     generation_tokens_total: Count | None = None
     success_total: Count | None = None
+    steps_total: Count | None = Field(
+        default=None, description="batches computed so far: it moves for as long as anything is worked on"
+    )
     block_size: Count | None = None
     num_gpu_blocks: Count | None = None
     process_start_time: Stamp | None = None
@@ -71,5 +74,9 @@ class Load(BaseModel):
 
     @classmethod
     def from_hash(cls, fields: dict[str, str]) -> Self | None:
-        """The load that ``to_hash`` wrote, or None when there is none."""
-        return cls.model_validate(fields) if fields else None
+        """The load that ``to_hash`` wrote, or None when there is none.
+
+        A field that is not known here is left out: monitors are upgraded first, and may know more.
+        """
+        known = {name: text for name, text in fields.items() if name in cls.model_fields}
+        return cls.model_validate(known) if fields else None

@@ -26,6 +26,7 @@ class Field(StrEnum):
     PROMPT_TOKENS_TOTAL = "prompt_tokens_total"
     GENERATION_TOKENS_TOTAL = "generation_tokens_total"
     SUCCESS_TOTAL = "success_total"
+    STEPS_TOTAL = "steps_total"
     PROCESS_START_TIME = "process_start_time"
     CACHE_CONFIG = "cache_config"
 
@@ -39,6 +40,7 @@ COUNTS = (
     Field.PROMPT_TOKENS_TOTAL,
     Field.GENERATION_TOKENS_TOTAL,
     Field.SUCCESS_TOTAL,
+    Field.STEPS_TOTAL,
 )
 """Whole numbers, summed over ranks."""
 
@@ -49,12 +51,14 @@ class MetricMap:
 
     ``path``: the page on the worker; None: the runtime has none. ``aliases`` gives, for each field, the
     metric names to look for; the first one present wins. A field without aliases is unknown. ``mandatory``
-    fields must be on every page.
+    fields must be on every page. ``live``: its count of generated tokens moves while answers are written;
+    else it does only when one ends.
     """
 
     path: str | None
     aliases: Mapping[Field, tuple[str, ...]]
     mandatory: frozenset[Field]
+    live: bool = False
 
 
 class UnreadablePageError(TryAgain):

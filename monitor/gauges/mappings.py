@@ -28,6 +28,7 @@ DEFAULTS: Mapping[Runtime, MetricMap] = {
     Runtime.VLLM: MetricMap(
         path="/metrics",
         mandatory=_QUEUE_AND_KV,
+        live=True,
         aliases={
             Field.RUNNING: _vllm("num_requests_running"),
             Field.WAITING: _vllm("num_requests_waiting"),
@@ -108,6 +109,8 @@ DEFAULTS: Mapping[Runtime, MetricMap] = {
             Field.KV_USAGE: ("llamacpp:kv_cache_usage_ratio",),
             Field.PROMPT_TOKENS_TOTAL: ("llamacpp:prompt_tokens_total",),
             Field.GENERATION_TOKENS_TOTAL: ("llamacpp:tokens_predicted_total",),
+            # Its counters of tokens move when a request ends, this one with every step.
+            Field.STEPS_TOTAL: ("llamacpp:n_decode_total",),
             **_PROCESS,
         },
     ),
@@ -137,6 +140,7 @@ class MappingOverride(BaseModel):
             path=path or ("/metrics" if self.aliases else None),
             aliases={**base.aliases, **self.aliases},
             mandatory=base.mandatory - given_up,
+            live=base.live,
         )
 
 

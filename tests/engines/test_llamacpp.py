@@ -43,3 +43,4 @@ def test_a_batch_goes_through_llama_cpp_which_is_read_as_it_says_of_itself(
     assert (found.load.source, found.load.running, found.load.waiting) == (LoadSource.METRICS, 0, 0)
     assert found.load.generation_tokens_total == page.total("llamacpp:tokens_predicted_total")
     assert found.load.prompt_tokens_total == page.total("llamacpp:prompt_tokens_total")
+    assert found.load.steps_total == page.total("llamacpp:n_decode_total")

@@ -38,6 +38,11 @@ def test_the_unknown_has_no_field_and_zero_has_one(facts):
     assert set(load.to_hash()) == known
 
 
+def test_what_a_newer_monitor_knows_of_a_load_besides_is_left_out():
+    load = Load(source=LoadSource.METRICS, sampled_at=1.0, received_at=1.0, running=3)
+    assert Load.from_hash({**load.to_hash(), "unheard_of": "7"}) == load
+
+
 def test_no_hash_is_no_load():
     assert Load.from_hash({}) is None
 

@@ -56,7 +56,10 @@ def test_a_page_that_must_not_be_used_raises(case: dict[str, Any]) -> None:
     [
         (Runtime.VLLM, {"running": 8, "waiting": 32, "success_total": 9, "capacity_tokens": 2097152}),
         (Runtime.SGLANG, {"running": 8, "waiting": 32, "success_total": 10, "used_tokens": 954}),
-        (Runtime.LLAMACPP, {"running": 3, "waiting": 0, "generation_tokens_total": 7199}),
+        (
+            Runtime.LLAMACPP,
+            {"running": 3, "waiting": 0, "generation_tokens_total": 7199, "steps_total": 4399},
+        ),
     ],
 )
 def test_a_page_of_a_real_engine_is_read(runtime: Runtime, expected: dict[str, int]) -> None:
@@ -128,7 +131,7 @@ class TestOverrides:
         default = DEFAULTS[Runtime.VLLM]
         assert mapping.aliases[Field.RUNNING] == ("my:running",)
         assert mapping.aliases[Field.WAITING] == default.aliases[Field.WAITING]
-        assert (mapping.path, mapping.mandatory) == (default.path, default.mandatory)
+        assert (mapping.path, mapping.mandatory, mapping.live) == (default.path, default.mandatory, True)
 
     def test_a_workers_own_override_is_laid_over_its_runtimes(self) -> None:
         overrides = {

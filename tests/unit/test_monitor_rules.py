@@ -20,62 +20,100 @@ class TestStall:
     def test_work_without_a_token_for_the_whole_time_is_a_stall(self) -> None:
         watch = StallWatch(60.0)
         load = make_load(running=1, waiting=0, generation_tokens_total=100)
-        assert not watch.add(load, leases=0, now_s=0.0)
-        assert not watch.add(load, leases=0, now_s=59.0)
-        assert watch.add(load, leases=0, now_s=60.0)
+        assert not watch.add(load, live=True, leases=0, now_s=0.0)
+        assert not watch.add(load, live=True, leases=0, now_s=59.0)
+        assert watch.add(load, live=True, leases=0, now_s=60.0)
 
     def test_every_token_starts_the_time_anew(self) -> None:
         watch = StallWatch(60.0)
         for second in range(0, 300, 50):
             load = make_load(running=1, generation_tokens_total=second)
-            assert not watch.add(load, leases=0, now_s=float(second))
+            assert not watch.add(load, live=True, leases=0, now_s=float(second))
 
     def test_an_idle_worker_is_never_stalled_and_new_work_gets_its_time(self) -> None:
         watch = StallWatch(60.0)
         idle = make_load(running=0, waiting=0, generation_tokens_total=100)
         busy = make_load(running=1, waiting=0, generation_tokens_total=100)
-        assert not watch.add(idle, leases=0, now_s=0.0)
-        assert not watch.add(idle, leases=0, now_s=500.0)
-        assert not watch.add(busy, leases=0, now_s=501.0)
-        assert watch.add(busy, leases=0, now_s=561.0)
+        assert not watch.add(idle, live=True, leases=0, now_s=0.0)
+        assert not watch.add(idle, live=True, leases=0, now_s=500.0)
+        assert not watch.add(busy, live=True, leases=0, now_s=501.0)
+        assert watch.add(busy, live=True, leases=0, now_s=561.0)
 
     def test_leases_are_work_even_when_the_worker_knows_of_none(self) -> None:
         watch = StallWatch(60.0)
-        load = make_load(running=0, waiting=0, success_total=4)
-        assert not watch.add(load, leases=1, now_s=0.0)
-        assert watch.add(load, leases=1, now_s=60.0)
+        load = make_load(running=0, waiting=0, generation_tokens_total=4)
+        assert not watch.add(load, live=True, leases=1, now_s=0.0)
+        assert watch.add(load, live=True, leases=1, now_s=60.0)
 
     def test_a_long_prefill_that_fills_memory_gets_more_time_but_not_for_ever(self) -> None:
         watch = StallWatch(60.0)
         stalled_at = None
         for second in range(0, 400, 10):
             load = make_load(running=1, generation_tokens_total=100, kv_usage_mean=second / 1000)
-            if watch.add(load, leases=0, now_s=float(second)):
+            if watch.add(load, live=True, leases=0, now_s=float(second)):
                 stalled_at = second
                 break
         assert stalled_at == PREFILL_PATIENCE * 60
 
-    def test_without_counters_memory_that_stirs_is_progress(self) -> None:
+    @pytest.mark.parametrize(
+        "counters",
+        [{}, {"success_total": 4}, {"generation_tokens_total": 100, "prompt_tokens_total": 9}],
+        ids=lambda counters: " ".join(counters) or "none",
+    )
+    def test_where_counters_move_only_when_a_request_ends_memory_that_stirs_is_progress(
+        self, counters: dict[str, int]
+    ) -> None:
         watch = StallWatch(60.0)
         for second in range(0, 1000, 50):
-            load = make_load(running=1, used_tokens=second)
-            assert not watch.add(load, leases=0, now_s=float(second))
-        assert watch.add(make_load(running=1, used_tokens=950), leases=0, now_s=1100.0)
+            load = make_load(running=1, used_tokens=second, **counters)
+            assert not watch.add(load, live=False, leases=0, now_s=float(second))
+        assert watch.add(
+            make_load(running=1, used_tokens=950, **counters), live=False, leases=0, now_s=1100.0
+        )
+
+    @pytest.mark.parametrize(
+        "ended",
+        [
+            {"success_total": 4},
+            {"generation_tokens_total": 100, "prompt_tokens_total": 9},
+            {"success_total": 4, "waiting_uncached_tokens": 7},
+        ],
+        ids=" ".join,
+    )
+    def test_a_counter_of_requests_that_ended_is_alone_no_evidence(self, ended: dict[str, int]) -> None:
+        watch = StallWatch(60.0)
+        load = make_load(running=4, waiting=0, **ended)
+        assert not watch.add(load, live=False, leases=4, now_s=0.0)
+        assert not watch.add(load, live=False, leases=4, now_s=10_000.0)
+
+    def test_steps_are_progress_while_no_request_ends_and_evidence_when_they_stop(self) -> None:
+        watch = StallWatch(60.0)
+        for second in range(0, 1000, 50):
+            load = make_load(running=4, generation_tokens_total=100, steps_total=second)
+            assert not watch.add(load, live=False, leases=4, now_s=float(second))
+        assert not watch.add(load, live=False, leases=4, now_s=1009.0)
+        assert watch.add(load, live=False, leases=4, now_s=1010.0)
+
+    def test_an_engine_that_tells_no_tokens_where_others_do_is_judged_by_its_memory(self) -> None:
+        watch = StallWatch(60.0)
+        for second in range(0, 500, 50):
+            load = make_load(running=1, prompt_tokens_total=9, used_tokens=second)
+            assert not watch.add(load, live=True, leases=0, now_s=float(second))
 
     def test_a_worker_without_any_evidence_is_never_stalled(self) -> None:
         watch = StallWatch(60.0)
         load = make_load(running=5, waiting=5)
-        assert not watch.add(load, leases=5, now_s=0.0)
-        assert not watch.add(load, leases=5, now_s=10_000.0)
+        assert not watch.add(load, live=True, leases=5, now_s=0.0)
+        assert not watch.add(load, live=True, leases=5, now_s=10_000.0)
 
     def test_a_tripped_worker_gets_the_whole_time_again(self) -> None:
         watch = StallWatch(60.0)
         load = make_load(running=1, generation_tokens_total=1)
-        watch.add(load, leases=0, now_s=0.0)
-        assert watch.add(load, leases=0, now_s=60.0)
+        watch.add(load, live=True, leases=0, now_s=0.0)
+        assert watch.add(load, live=True, leases=0, now_s=60.0)
         watch.forgive()
-        assert not watch.add(load, leases=0, now_s=61.0)
-        assert watch.add(load, leases=0, now_s=121.0)
+        assert not watch.add(load, live=True, leases=0, now_s=61.0)
+        assert watch.add(load, live=True, leases=0, now_s=121.0)
 
 
 class TestRebirth:

@@ -330,6 +330,43 @@ async def test_a_stall_is_found_once_per_time_and_only_while_the_breaker_lets_so
         clock.now_s += 30.0
 
 
+SGLANG_METRICS = (
+    "sglang:num_running_reqs 1\nsglang:num_queue_reqs 0\nsglang:token_usage {usage}\n"
+    "sglang:generation_tokens_total 100\n"
+)
+
+
+def sglang_by_metrics(usage: float) -> Engine:
+    engine = sglang_engine()
+    del engine.replies["/v1/loads"]
+    engine.replies["/metrics"] = reply(SGLANG_METRICS.format(usage=usage))
+    return engine
+
+
+def sglang_by_loads(usage: float) -> Engine:
+    return sglang_engine(token_usage=usage, decode_moments=[9, 0, 0, 0, 0, 100])
+
+
+def vllm_by_metrics(usage: float) -> Engine:
+    return vllm_engine(kv=usage)
+
+
+@pytest.mark.parametrize(
+    ("engine_at", "stalled"), [(vllm_by_metrics, True), (sglang_by_loads, True), (sglang_by_metrics, False)]
+)
+async def test_memory_that_stirs_is_progress_only_where_tokens_are_counted_when_a_request_ends(
+    begin: Begin, clock: Clock, engine_at: Callable[[float], Engine], stalled: bool
+) -> None:
+    engine = engine_at(0.0)
+    watch = begin(engine, stall_after_s=60.0)
+    stalls = []
+    for tick in range(7):
+        engine.replies = engine_at(tick / 100).replies
+        stalls.append((await watch.tick(make_view(leases=1), memo=False)).stalled)
+        clock.now_s += 60.0
+    assert any(stalls) is stalled
+
+
 async def test_a_scrape_that_fails_is_no_evidence_of_a_stall(begin: Begin, clock: Clock) -> None:
     engine = vllm_engine(running=2)
     watch = begin(engine, stall_after_s=60.0)
