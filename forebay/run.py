@@ -33,8 +33,8 @@ from forebay.state import Manifest, RunState, fingerprint, same_file
 from forebay.submission import Options
 from workers.errors import SettingsError, StoreUnavailable, UnknownWorker
 from workers.fleet import WorkerState, WorkerView
+from workers.limits import DEFAULT_LIMIT
 from workers.spec import WorkerSpec
-from workers.store import DEFAULT_LIMIT
 
 _POLL_S = 0.1
 _COMPANY_S = 3.0

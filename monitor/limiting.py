@@ -29,7 +29,7 @@ _REGISTERED_VERSION = 1
 
 @dataclass(slots=True)
 class Limiter:
-    """One incarnation's memory, fed with every load, with a view that is older than its sample."""
+    """One incarnation's memory, fed with every poll: its load or that there was none, and an older view."""
 
     policy: LimitPolicy
     _been_full: bool = False
@@ -70,11 +70,35 @@ class Limiter:
                 been_full=self._been_full,
                 over=self._over,
                 settled=load.sampled_at >= view.limit_since,
+                unchanged_s=load.received_at - view.limit_since,
             ),
             self.policy,
         )
         self._adapting = True
         self._been_full = self._been_full or full
+        self._last = (view.limit_version, decision.value)
+        return decision
+
+    def decide_blind(self, view: WorkerView, now_s: float) -> LimitDecision:
+        """The same for a worker whose load could not be read. For one missed load it does not grow yet."""
+        self._note_cut(view)
+        last = view.load
+        told = view.max_running or (None if last is None else last.max_running)
+        known_s = max(view.limit_since, 0.0 if last is None else last.received_at)
+        decision = next_limit(
+            LimitInputs(
+                limit=view.limit,
+                leases=view.leases,
+                running=None,
+                waiting=None,
+                kv_usage=None,
+                others=self._others_before,
+                slots=told or self._learned,
+                told=told is not None,
+                unchanged_s=now_s - known_s,
+            ),
+            self.policy,
+        )
         self._last = (view.limit_version, decision.value)
         return decision
 

@@ -220,7 +220,8 @@ class Watch:
         if reading.load is None:
             if reading.unreached:
                 self._lifecycle.look_soon()
-            return replace(found, fast=self._doubts(reading))
+            blind = self._limiter.decide_blind(view, self._now())
+            return replace(found, limit=_change(view, blind), fast=self._doubts(reading))
         after_gap, self._amiss = self._amiss != "", ""
         # What the gap hid may be another life, which the memo is not of.
         self._doubt = memo and after_gap and not self._identity.can_tell(reading.load)
@@ -264,8 +265,7 @@ class Watch:
     def _limit(self, view: WorkerView, load: Load) -> LimitDecision | None:
         if view.limit_version == self._limit_written_on:
             return None
-        decision = self._limiter.decide(view, load)
-        return None if decision.value == view.limit else decision
+        return _change(view, self._limiter.decide(view, load))
 
     def _stalled(self, view: WorkerView, load: Load) -> bool:
         live = load.source is LoadSource.NATIVE or self._gauges.live
@@ -288,6 +288,11 @@ class Watch:
 def presses(view: WorkerView) -> bool:
     """Whether leases press against the limit: a larger one would be used."""
     return view.leases >= PRESS * view.limit
+
+
+def _change(view: WorkerView, decision: LimitDecision) -> LimitDecision | None:
+    """The decision, if it changes anything."""
+    return None if decision.value == view.limit else decision
 
 
 def _absence(reading: Reading) -> str | None:

@@ -13,10 +13,14 @@ from enum import StrEnum
 INITIAL_LIMIT = 4
 """Low, because what is sent to an engine with fewer slots stands in its queue, where nobody else can take it.
 An engine with 256 is known within four seconds all the same."""
+DEFAULT_LIMIT = 16
+"""First limit of a worker of which nothing is known yet; one that never tells anything is left there."""
 PRESS = 0.9
 """Leases press against the limit from this share of it on."""
 PATIENCE = 2
 """So many samples in a row must show too long a queue: a burst waits for a moment in any engine."""
+BLIND_STEP_S = 10.0
+"""A limit that no load speaks for may grow by 1 when it has stood for so long."""
 
 
 class Share(StrEnum):
@@ -54,6 +58,7 @@ class LimitInputs:
     learned from watching it full. ``told``: ``slots`` was told, not learned. ``been_full``: it was seen full
     once in this incarnation. ``over``: samples in a row, this one included, whose queue was too long.
     ``settled``: the load was sampled after the limit last changed, so that it shows what that change led to.
+    ``unchanged_s``: how long the limit has stood, counted only while the worker did not say what it runs.
     """
 
     limit: int | None
@@ -67,6 +72,7 @@ class LimitInputs:
     been_full: bool = False
     over: int = 0
     settled: bool = True
+    unchanged_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,7 @@ def _start(inputs: LimitInputs, policy: LimitPolicy) -> LimitDecision:
 def _adapted(limit: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecision:
     running, waiting = inputs.running, inputs.waiting
     if running is None or waiting is None:
-        return LimitDecision(limit, "hold: it does not say what runs and waits")
+        return _blind(limit, inputs, policy)
     if waiting and inputs.others and policy.share is Share.SPARE:
         return _yielded(limit, waiting, inputs)
     target = queue_target(running)
@@ -125,6 +131,16 @@ def _adapted(limit: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecis
     if inputs.leases < PRESS * limit:
         return LimitDecision(limit, "hold: leases do not press")
     return _grown(limit, running, inputs, policy)
+
+
+def _blind(limit: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecision:
+    # A refusal or a healing cut it, and no load will ever show that there is room again: find out gently.
+    usual = inputs.slots or DEFAULT_LIMIT
+    full = bool(inputs.waiting) or memory_full(inputs.kv_usage, policy)
+    rested = inputs.unchanged_s >= BLIND_STEP_S and inputs.leases >= PRESS * limit
+    if limit < usual and rested and not full:
+        return LimitDecision(limit + 1, f"grow by 1, up to {usual}: it does not say what runs and waits")
+    return LimitDecision(limit, "hold: it does not say what runs and waits")
 
 
 def _grown(limit: int, running: int, inputs: LimitInputs, policy: LimitPolicy) -> LimitDecision:

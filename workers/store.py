@@ -17,12 +17,10 @@ from workers.breaker import BreakerPolicy, BreakerState, Verdict
 from workers.connection import AsyncRedis, translated
 from workers.errors import UnknownWorker
 from workers.fleet import FleetView, WorkerState, WorkerView
+from workers.limits import DEFAULT_LIMIT
 from workers.load import Load
 from workers.scripts import Scripts
 from workers.spec import Runtime, WorkerSpec, worker_id
-
-DEFAULT_LIMIT = 16
-"""First limit of a worker that does not tell how many requests it runs at once."""
 
 _ACQUIRE_KEYS = (keys.WORKER, keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
 _SETTLE_KEYS = (keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)

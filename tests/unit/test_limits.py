@@ -92,6 +92,26 @@ def test_it_holds_when_the_worker_does_not_say(unknown: str) -> None:
     assert limit(**{unknown: None}) == 16
 
 
+@pytest.mark.parametrize("unknown", ["running", "waiting"])
+def test_a_cut_limit_of_a_worker_that_does_not_say_comes_back_gently(unknown: str) -> None:
+    cut = {unknown: None, "limit": 2, "leases": 2, "unchanged_s": 10.0}
+    assert limit(**cut) == 3
+    assert limit(**{**cut, "unchanged_s": 9.0}) == 2
+    assert limit(**{**cut, "leases": 1}) == 2
+    assert limit(**{**cut, "kv_usage": 0.95}) == 2
+    assert limit(**{**cut, "waiting": 1, "running": None}) == 2
+
+
+def test_it_comes_back_to_what_was_told_else_to_the_usual_first_limit_and_no_further() -> None:
+    blind = {"running": None, "waiting": None, "unchanged_s": 60.0}
+    assert limit(**blind, limit=15, leases=15) == 16
+    assert limit(**blind, limit=16, leases=16) == 16
+    assert limit(**blind, limit=40, leases=40) == 40
+    assert limit(**blind, limit=39, leases=39, slots=40, told=True) == 40
+    assert limit(**blind, limit=40, leases=40, slots=40, told=True) == 40
+    assert limit(**blind, limit=4, leases=4, slots=4, told=True) == 4
+
+
 def test_it_comes_back_at_once_to_what_was_proven_after_a_cut() -> None:
     assert limit(limit=8, leases=16, running=16, been_full=True) == 17
 
@@ -128,6 +148,7 @@ ANY = st.builds(
     told=st.booleans(),
     been_full=st.booleans(),
     over=st.integers(min_value=0, max_value=5),
+    unchanged_s=st.floats(min_value=0, max_value=60),
 )
 POLICY = st.builds(
     LimitPolicy,
@@ -250,6 +271,37 @@ class TestLimiter:
         assert limiter.decide(make_view(leases=16, limit_version=2), load).value == 24
         cut = make_view(leases=16, limit=16, limit_version=4)
         assert limiter.decide(cut, load).value == 18
+
+    def test_a_limit_nobody_can_see_to_comes_back_when_it_has_stood_for_a_while(self) -> None:
+        cut = {"limit": 2, "leases": 2, "limit_version": 3, "limit_since": 940.0}
+        assert Limiter(ALL).decide_blind(make_view(**cut), 1000.0).value == 3
+        assert Limiter(ALL).decide(make_view(**cut), make_load(running=2)).value == 3
+        assert Limiter(ALL).decide_blind(make_view(**cut), 945.0).value == 2
+        assert Limiter(ALL).decide_blind(make_view(**cut, max_running=2), 1000.0).value == 2
+
+    def test_one_load_that_could_not_be_read_is_no_reason_to_grow(self) -> None:
+        cut = make_view(limit=2, leases=2, limit_since=940.0, load=make_load(received_at=999.0))
+        assert Limiter(ALL).decide_blind(cut, 1000.0).value == 2
+        assert Limiter(ALL).decide_blind(cut, 1009.0).value == 3
+
+    def test_without_loads_it_comes_back_to_the_slots_that_were_told_or_learned(self) -> None:
+        known = make_view(limit=3, leases=3, load=make_load(max_running=3))
+        assert Limiter(ALL).decide_blind(known, 2000.0).value == 3
+        limiter = Limiter(ALL)
+        for _ in range(2):
+            limiter.decide(make_view(leases=16, limit_version=2), make_load(running=4, waiting=12))
+        assert limiter.decide_blind(make_view(limit=4, leases=4), 2000.0).value == 4
+
+    def test_a_cut_is_noted_whether_or_not_the_load_was_known_meanwhile(self) -> None:
+        cut, load = make_view(limit=4, leases=4, limit_version=4), make_load(running=4, waiting=0)
+        before = Limiter(ALL)
+        before.decide_blind(make_view(limit=8, leases=8, limit_version=2), 2000.0)
+        assert before.decide(cut, load).value == 5
+        meanwhile = Limiter(ALL)
+        meanwhile.decide(make_view(limit=8, limit_version=2), make_load(running=0, waiting=0))
+        meanwhile.decide_blind(cut, 1005.0)
+        assert meanwhile.decide(cut, load).value == 5
+        assert Limiter(ALL).decide(cut, load).value == 6
 
     def test_requests_sent_after_the_count_of_leases_are_not_somebody_elses(self) -> None:
         limiter = Limiter(LimitPolicy(share=Share.SPARE))

@@ -456,3 +456,13 @@ async def test_a_generic_worker_has_no_load_and_is_never_guessed_at(begin: Begin
     assert "/metrics" not in engine.asked
     assert found.state is not None
     assert "no metrics known" in found.state.why
+
+
+async def test_a_generic_workers_limit_comes_back_while_its_load_stays_unknown(begin: Begin) -> None:
+    watch = begin(Engine({"/health": reply()}), make_view(runtime=Runtime.GENERIC))
+    cut = make_view(runtime=Runtime.GENERIC, limit=2, leases=2, limit_since=940.0)
+    found = await watch.tick(cut, memo=True)
+    assert found.limit is not None
+    assert found.limit.value == 3
+    assert (await watch.tick(replace(cut, max_running=2), memo=True)).limit is None
+    assert (await watch.tick(replace(cut, limit=16, leases=16), memo=True)).limit is None
