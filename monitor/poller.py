@@ -132,7 +132,7 @@ class Poller:
             await self._start_next_life(view, found.reborn, found.state)
             return
         # The limit first: the state may make it ready, and then dispatchers take what they may.
-        await self._write_limit(view, watch, found)
+        await self._write_limit(view, found)
         if found.state is not None:
             await self._write_state(view.id, view.incarnation, found.state, was=view)
         await self._write_memo(view, found)
@@ -174,12 +174,11 @@ class Poller:
         elif found.available and view.id in self._fleet.memos:
             await self._store.clear_memo(view.id)
 
-    async def _write_limit(self, view: WorkerView, watch: Watch, found: Findings) -> None:
+    async def _write_limit(self, view: WorkerView, found: Findings) -> None:
         limit = found.limit
         if limit is None:
             return
         seen = view.limit_version
         if await self._store.write_limit(view.id, view.incarnation, limit.value, limit.reason, seen=seen):
-            watch.limit_was_written(seen)
             log.info("limit", worker=view.id, was=view.limit, now=limit.value, reason=limit.reason)
         self._look = self._fleet.want()

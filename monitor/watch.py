@@ -130,11 +130,6 @@ class Watch:
         self._meter = RateMeter()
         self._stall = StallWatch(settings.stall_after_s)
         self._limiter = Limiter(self._policy)
-        self._limit_written_on: int | None = None
-
-    def limit_was_written(self, seen: int) -> None:
-        """The limit decided on version ``seen`` stands; views of that version are out of date."""
-        self._limit_written_on = seen
 
     @property
     def learns(self) -> bool:
@@ -244,7 +239,7 @@ class Watch:
         pressed = presses(view)
         loaded = pressed or bool(load.waiting) or memory_full(load.kv_usage_max, self._policy)
         rates = self._meter.add(load, loaded=loaded)
-        limit = self._limit(view, load)
+        limit = _change(view, self._limiter.decide(view, load))
         self._eager = EAGER_POLLS if limit is not None else max(0, self._eager - 1)
         return replace(
             found,
@@ -261,11 +256,6 @@ class Watch:
             # new limit allows are not in the next view yet, which is no reason to stop looking.
             fast=(pressed or self._eager > 0) and (load.source is LoadSource.NATIVE or self.learns),
         )
-
-    def _limit(self, view: WorkerView, load: Load) -> LimitDecision | None:
-        if view.limit_version == self._limit_written_on:
-            return None
-        return _change(view, self._limiter.decide(view, load))
 
     def _stalled(self, view: WorkerView, load: Load) -> bool:
         live = load.source is LoadSource.NATIVE or self._gauges.live

@@ -23,6 +23,7 @@ from monitor.service import MonitorService
 from monitor.settings import MonitorSettings
 from monitor.sweep import reset_memos, sweep, sweep_fleet
 from tests.monitored import Engine, reply, sglang_engine, sglang_loads, vllm_engine, vllm_page
+from workers import keys
 from workers.breaker import BreakerState
 from workers.connection import AsyncRedis
 from workers.errors import StoreUnavailable
@@ -245,6 +246,38 @@ async def test_leases_that_press_raise_the_limit_and_say_why(store: FleetStore) 
     assert only(view).limit == 6
     assert only(view).limit_reason.startswith("grow: 4 leases")
     assert only(view).limit_since > 0
+
+
+async def test_a_limit_whose_write_a_failover_lost_is_written_again(
+    store: FleetStore, valkey: AsyncRedis
+) -> None:
+    await register(store, "a")
+    key = keys.LIMIT.of("a")
+    async with running(store, Hosts(a=vllm_engine(running=16))):
+        await seen(store, lambda view: only(view).limit_reason == "start: configured 4")
+        before = await valkey.hgetall(key)
+        await take_leases(store, 4)
+        await seen(store, lambda view: only(view).limit == 6)
+        await valkey.hset(key, mapping=before)
+        await seen(store, lambda view: only(view).limit == 6)
+
+
+async def test_a_poll_is_begun_on_a_view_that_shows_the_limit_written_before(store: FleetStore) -> None:
+    tries: list[tuple[int, bool]] = []
+
+    class Noting(FlakyStore):
+        async def write_limit(self, *given: Any, seen: int) -> bool:
+            written = await super().write_limit(*given, seen=seen)
+            tries.append((seen, written))
+            return written
+
+    await register(store, "a")
+    async with running(Noting(store.client), Hosts(a=vllm_engine(running=64))):
+        for limit in (4, 6, 9):
+            await seen(store, lambda view, limit=limit: only(view).limit == limit)
+            await take_leases(store, 9)
+        await seen(store, lambda view: only(view).limit > 9)
+    assert [written for _seen, written in tries] == [True] * len(tries)
 
 
 async def test_work_that_fills_a_limit_still_being_learned_is_a_reason_to_poll_at_once(

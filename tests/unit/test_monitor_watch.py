@@ -388,14 +388,13 @@ async def test_rates_ride_on_the_load(begin: Begin, clock: Clock) -> None:
     assert (found.load.token_rate, found.load.drain_rate, found.load.capacity_rate) == (100.0, 2.0, 100.0)
 
 
-async def test_a_limit_is_not_decided_twice_on_one_view(begin: Begin) -> None:
+async def test_a_limit_is_decided_until_a_view_shows_it(begin: Begin) -> None:
     watch = begin(vllm_engine(running=16))
     view = make_view(leases=16, limit_version=5)
-    first = await watch.tick(view, memo=True)
-    assert first.limit is not None
-    assert first.limit.value == 24
-    watch.limit_was_written(5)
-    assert (await watch.tick(view, memo=True)).limit is None
+    for _ in range(2):  # a failover of Redis may lose what was written after the first
+        found = await watch.tick(view, memo=True)
+        assert found.limit is not None
+        assert found.limit.value == 24
     newer = replace(view, limit=24, limit_version=6)
     assert (await watch.tick(newer, memo=True)).limit is None
 
@@ -415,7 +414,6 @@ async def test_a_worker_whose_limit_changed_is_polled_soon_a_few_times(begin: Be
     watch = begin(vllm_engine(running=3))
     first = await watch.tick(make_view(leases=3), memo=True)
     assert first.limit is not None
-    watch.limit_was_written(1)
     later = make_view(leases=3, limit=first.limit.value, limit_version=2)
     assert [first.fast] + [(await watch.tick(later, memo=True)).fast for _ in range(3)] == [
         True,
