@@ -133,8 +133,9 @@ class Poller:
             return
         # The limit first: the state may make it ready, and then dispatchers take what they may.
         await self._write_limit(view, found)
-        if found.state is not None:
-            await self._write_state(view.id, view.incarnation, found.state, was=view)
+        state = found.state
+        if state is not None and await self._write_state(view.id, view.incarnation, state, was=view):
+            watch.state_was_written(state)
         await self._write_memo(view, found)
         if found.load is not None:
             await self._loads.write(view.id, view.incarnation, found.load)
@@ -151,7 +152,7 @@ class Poller:
 
     async def _write_state(
         self, worker: str, incarnation: int, found: StateFinding, *, was: WorkerView
-    ) -> None:
+    ) -> bool:
         written = await self._store.write_state(
             worker,
             incarnation,
@@ -165,6 +166,7 @@ class Poller:
         if written and (was.state, was.reason) != (found.state, found.why):
             log.info("worker state", worker=worker, state=found.state.value, reason=found.why)
         self._look = self._fleet.want()
+        return written
 
     async def _write_memo(self, view: WorkerView, found: Findings) -> None:
         if found.absent is not None:

@@ -62,16 +62,16 @@ class StateFinding:
         """The reason and the note, for people."""
         return f"{self.reason}; {self.note}" if self.note else self.reason
 
-    def over(self, told: StateFinding | None) -> StateFinding:
-        """The same, with what was told before in place of what is not said now."""
-        if told is None:
+    def over(self, before: StateFinding | None) -> StateFinding:
+        """The same, with what was said before in place of what is not said now."""
+        if before is None:
             return self
         return replace(
             self,
-            models=told.models if self.models is None else self.models,
-            max_model_len=told.max_model_len if self.max_model_len is None else self.max_model_len,
-            runtime=self.runtime or told.runtime,
-            version=self.version or told.version,
+            models=before.models if self.models is None else self.models,
+            max_model_len=before.max_model_len if self.max_model_len is None else self.max_model_len,
+            runtime=self.runtime or before.runtime,
+            version=self.version or before.version,
         )
 
 
@@ -126,10 +126,16 @@ class Watch:
         self._identity = Identity() if reborn else Identity(view.load, view.version)
         self._lifecycle = Lifecycle(settings.readiness_interval_s, settings.unready_after)
         self._readiness = view.reason
-        self._told: StateFinding | None = None
+        self._known: StateFinding | None = None
+        """All that was found out of its state so far."""
+        self._written: StateFinding | None = None
         self._meter = RateMeter()
         self._stall = StallWatch(settings.stall_after_s)
         self._limiter = Limiter(self._policy)
+
+    def state_was_written(self, finding: StateFinding) -> None:
+        """The finding stands in Redis: it is no news any more."""
+        self._written = finding
 
     @property
     def learns(self) -> bool:
@@ -183,12 +189,10 @@ class Watch:
         return finding, _changed(view, detected.runtime) or self._identity.meet_version(detected.version)
 
     def _news(self, view: WorkerView, finding: StateFinding) -> StateFinding | None:
-        """The finding, unless it was told before and still stands."""
-        finding = finding.over(self._told)
-        if finding == self._told and view.state is finding.state:
-            return None
-        self._told = finding
-        return finding
+        """All that is known with this finding, unless it was written before and still stands."""
+        known = self._known = finding.over(self._known)
+        stands = view.state is known.state and not _models_lost(view, known)
+        return None if stands and known == self._written else known
 
     # -- load ---------------------------------------------------------------------------------------------
 
@@ -278,6 +282,11 @@ class Watch:
 def presses(view: WorkerView) -> bool:
     """Whether leases press against the limit: a larger one would be used."""
     return view.leases >= PRESS * view.limit
+
+
+def _models_lost(view: WorkerView, known: StateFinding) -> bool:
+    """Whether Redis lacks the models that the worker named: a failover may have lost them."""
+    return not view.models_given and known.models is not None and view.models != frozenset(known.models)
 
 
 def _change(view: WorkerView, decision: LimitDecision) -> LimitDecision | None:

@@ -64,6 +64,8 @@ class WorkerView:
     """Not before this time; 0: no deferral."""
     api_key_file: str | None = None
     """Path of the file with its key."""
+    models_given: bool = False
+    """Whether a person said what it serves; else it did itself."""
     runtime_given: bool = False
     """Whether a person said what it runs; else it was detected, and may be found to have changed."""
     incarnation_reason: str = ""

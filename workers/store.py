@@ -365,6 +365,7 @@ class FleetStore:
             state=WorkerState(record["state"]),
             incarnation=int(record["incarnation"]),
             incarnation_reason=record.get("incarnation_reason", ""),
+            models_given=bool(given_models),
             models=frozenset(given_models or _unpacked(record.get("models", ""))),
             max_model_len=_int(record.get("max_model_len")),
             max_running=_int(record.get("max_running")),

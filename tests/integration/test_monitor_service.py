@@ -372,6 +372,30 @@ class FlakyStore(FleetStore):
         return await super().write_loads(loads)
 
 
+class ForgetfulStore(FlakyStore):
+    """Refuses the next write of a state that names this model, once."""
+
+    refuses = ""
+
+    async def write_state(self, *given: Any, models: Any = None, **more: Any) -> bool:
+        if self.refuses in (models or ()):
+            self.refuses = ""
+            raise StoreUnavailable("gone")
+        return await super().write_state(*given, models=models, **more)
+
+
+async def test_a_model_whose_first_write_failed_is_known_with_the_next_poll(valkey: AsyncRedis) -> None:
+    store, forgetful, engine = FleetStore(valkey), ForgetfulStore(valkey), vllm_engine()
+    await register(store, "a")
+    async with running(forgetful, Hosts(a=engine)):
+        await seen(store, lambda view: only(view).models == {"m"})
+        forgetful.refuses = "adapter"
+        models = [{"id": name, "owned_by": "vllm"} for name in ("m", "adapter")]
+        engine.replies["/v1/models"] = reply({"data": models})
+        await seen(store, lambda view: only(view).models == {"m", "adapter"})
+    assert forgetful.refuses == ""
+
+
 async def test_an_outage_of_redis_ends_nothing(valkey: AsyncRedis) -> None:
     store, flaky, engine = FleetStore(valkey), FlakyStore(valkey), vllm_engine()
     hosts = Hosts(a=engine)

@@ -67,6 +67,13 @@ async def begin(clock: Clock) -> AsyncIterator[Begin]:
         await client.aclose()
 
 
+def written(watch: Watch, found: Findings, view: WorkerView) -> WorkerView:
+    """The view after the state that was found is written."""
+    assert found.state is not None
+    watch.state_was_written(found.state)
+    return replace(view, state=found.state.state, models=frozenset(found.state.models or ()))
+
+
 async def test_a_new_worker_is_looked_at_detected_and_read_in_one_tick(begin: Begin) -> None:
     engine = vllm_engine(running=3)
     found = await begin(engine).tick(make_view(state=WorkerState.STARTING), memo=False)
@@ -95,9 +102,9 @@ async def test_while_a_memo_stands_a_worker_costs_one_request_a_tick(begin: Begi
 async def test_a_worker_with_loads_costs_one_request_a_tick(begin: Begin) -> None:
     engine = sglang_engine(max_running_requests=16)
     watch = begin(engine)
-    await watch.tick(make_view(), memo=False)
+    view = written(watch, await watch.tick(make_view(), memo=False), make_view())
     engine.requests.clear()
-    found = await watch.tick(make_view(), memo=False)
+    found = await watch.tick(view, memo=False)
     assert engine.asked == [SECTIONS]
     assert found.available
     assert found.state is None
@@ -141,11 +148,28 @@ async def test_why_a_probe_was_inconclusive_is_kept_though_the_gauges_gave_a_loa
 
 async def test_a_look_that_finds_what_is_known_is_no_news(begin: Begin, clock: Clock) -> None:
     watch = begin(vllm_engine())
-    first = await watch.tick(make_view(), memo=True)
+    view = written(watch, await watch.tick(make_view(), memo=True), make_view())
     clock.now_s += 100.0
-    again = await watch.tick(make_view(), memo=True)
-    assert first.state is not None
-    assert again.state is None
+    assert (await watch.tick(view, memo=True)).state is None
+
+
+async def test_what_was_found_is_news_until_it_is_written(begin: Begin) -> None:
+    watch = begin(vllm_engine())
+    first = await watch.tick(make_view(), memo=True)
+    again = await watch.tick(make_view(), memo=True)  # which does not look anew
+    assert again.state == first.state
+    view = written(watch, again, make_view())
+    assert (await watch.tick(view, memo=True)).state is None
+
+
+async def test_models_that_redis_has_lost_are_news_unless_a_person_gave_others(begin: Begin) -> None:
+    watch = begin(vllm_engine())
+    view = written(watch, await watch.tick(make_view(), memo=True), make_view())
+    lost = await watch.tick(replace(view, models=frozenset()), memo=True)
+    assert lost.state is not None
+    assert lost.state.models == ("m",)
+    given = replace(view, models=frozenset({"alias"}), models_given=True)
+    assert (await watch.tick(given, memo=True)).state is None
 
 
 async def test_only_ready_workers_are_read(begin: Begin) -> None:
@@ -174,7 +198,7 @@ async def test_why_there_is_no_load_is_told_once_with_the_state(begin: Begin) ->
     engine.replies["/metrics"] = reply("vllm:num_requests_running 1\n")
     watch = begin(engine)
     first = await watch.tick(make_view(), memo=False)
-    again = await watch.tick(make_view(), memo=False)
+    again = await watch.tick(written(watch, first, make_view()), memo=False)
     assert first.state is not None
     assert "/v1/loads: status 404" in first.state.why
     assert "lacks vllm:num_requests_waiting, vllm:kv_cache_usage_perc" in first.state.why
