@@ -58,6 +58,15 @@ async def test_a_replaced_worker_lives_the_next_incarnation_and_carries_no_memo(
     assert await store.memos([A]) == {}
 
 
+async def test_the_models_that_a_person_gave_stand_above_those_that_the_worker_names(store):
+    await store.register(WorkerSpec(url=f"http://{A}", models=("alias",)))
+    await ready(store, B)
+    given, named = await worker(store, A), await worker(store, B)
+    await store.write_state(A, given.incarnation, WorkerState.READY, models=["m"])
+    assert ((await worker(store, A)).models, given.models_given) == ({"alias"}, True)
+    assert (named.models, named.models_given) == ({"m"}, False)
+
+
 async def test_a_removed_worker_leaves_no_key_behind(store):
     await ready(store, A)
     await store.acquire([Ask(lease_id("d", 1, 5), (A,))])
