@@ -77,6 +77,7 @@ class Load(BaseModel):
         """The load that ``to_hash`` wrote, or None when there is none.
 
         A field that is not known here is left out: monitors are upgraded first, and may know more.
+        Raises ValidationError for what is no load.
         """
         known = {name: text for name, text in fields.items() if name in cls.model_fields}
         return cls.model_validate(known) if fields else None

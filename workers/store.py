@@ -1,7 +1,7 @@
 """The one door to Redis for the fleet: one method is one atomic step.
 
-What is stored, and under which key, is ``keys``' subject; what the numbers mean is the records'. Every method
-raises StoreUnavailable when Redis does not answer.
+What is stored, and under which key, is ``keys``' subject; what the numbers mean is the records', how workers
+are read that of ``views``. Every method raises StoreUnavailable when Redis does not answer.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 import msgspec
 
 from workers import keys
-from workers.breaker import BreakerPolicy, BreakerState, Verdict
+from workers.breaker import BreakerPolicy, Verdict
 from workers.connection import AsyncRedis, translated
 from workers.errors import UnknownWorker
-from workers.fleet import FleetView, WorkerState, WorkerView
+from workers.fleet import FleetView, WorkerState
 from workers.limits import DEFAULT_LIMIT
 from workers.load import Load
 from workers.scripts import Scripts
 from workers.spec import Runtime, WorkerSpec, worker_id
+from workers.views import ViewReader
 
 _ACQUIRE_KEYS = (keys.WORKER, keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
 _SETTLE_KEYS = (keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
@@ -114,8 +115,7 @@ class FleetStore:
         self._rng = rng or random.Random()
         self._scripts = Scripts(client)
         self._roster = _Roster("?", (), [keys.WORKERS_GENERATION.of()])
-        self._loads: dict[str, tuple[list[str], Load | None]] = {}
-        self._seen: dict[str, tuple[list[object], WorkerView]] = {}
+        self._reader = ViewReader()
 
     async def now(self) -> float:
         """Redis' clock, in seconds since the epoch."""
@@ -279,11 +279,8 @@ class FleetStore:
                 for worker in workers:
                     pipeline.hgetall(keys.MEMO.of(worker))
                 found = await pipeline.execute()
-        return {
-            worker: Memo(fields["reason"], int(fields["incarnation"]), float(fields["until"]))
-            for worker, fields in zip(workers, found, strict=True)
-            if fields
-        }
+        memos = {worker: _to_memo(fields) for worker, fields in zip(workers, found, strict=True)}
+        return {worker: memo for worker, memo in memos.items() if memo is not None}
 
     async def trip(self, worker: str, incarnation: int | None, reason: str, *, seconds: float = 0.0) -> bool:
         """Open the breaker from outside; ``seconds`` 0: as long as the policy says. False: it was open."""
@@ -313,7 +310,10 @@ class FleetStore:
     # -- looking ------------------------------------------------------------------------------------------
 
     async def view(self) -> FleetView:
-        """The whole fleet at one moment: one script call, two when the list of workers has changed."""
+        """The whole fleet at one moment: one script call, two when the list of workers has changed.
+
+        A worker whose record cannot be read is not in it; one whose load cannot be read has none.
+        """
         while True:
             roster = self._roster
             answer = msgspec.json.decode(await self._scripts.run("fleet", roster.keys, [roster.generation]))
@@ -335,70 +335,19 @@ class FleetStore:
         ids = tuple(sorted(str(member) for member in members))
         of_workers = [key for worker in ids for key in _of(worker, *keys.OF_WORKER)]
         self._roster = _Roster(generation, ids, [keys.WORKERS_GENERATION.of(), *of_workers])
-        self._loads = {worker: seen for worker, seen in self._loads.items() if worker in members}
-        self._seen = {worker: seen for worker, seen in self._seen.items() if worker in members}
+        self._reader.keep_only(set(ids))
 
     def _to_view(self, roster: _Roster, answer: list[list[object]]) -> FleetView:
-        workers = tuple(
-            self._known(worker, entry)
+        workers = (
+            self._reader.read(worker, entry)
             for worker, entry in zip(roster.ids, answer[2:], strict=True)
             if entry[0]  # a worker removed between the two reads has no record
         )
-        return FleetView(now_s=float(str(answer[0])), generation=int(roster.generation), workers=workers)
-
-    def _known(self, worker: str, entry: list[object]) -> WorkerView:
-        # Between two looks most workers stay as they are, and building a view costs more than comparing.
-        seen = self._seen.get(worker)
-        if seen is None or seen[0] != entry:
-            seen = self._seen[worker] = (entry, self._to_worker(worker, entry))
-        return seen[1]
-
-    def _to_worker(self, worker: str, entry: Sequence[object]) -> WorkerView:
-        record, limit, breaker, deferral = (_fields(entry[i]) for i in (0, 2, 3, 4))
-        given_models = _unpacked(record.get("given_models", ""))
-        runtime = record.get("given_runtime") or record.get("runtime")
-        return WorkerView(
-            id=worker,
-            url=record["url"],
-            runtime=Runtime(runtime) if runtime else None,
-            runtime_given=bool(record.get("given_runtime")),
-            state=WorkerState(record["state"]),
-            incarnation=int(record["incarnation"]),
-            incarnation_reason=record.get("incarnation_reason", ""),
-            models_given=bool(given_models),
-            models=frozenset(given_models or _unpacked(record.get("models", ""))),
-            max_model_len=_int(record.get("max_model_len")),
-            max_running=_int(record.get("max_running")),
-            weight=float(record.get("weight", "1")),
-            api_key_env=record.get("api_key_env") or None,
-            api_key_file=record.get("api_key_file") or None,
-            origin=record.get("origin", ""),
-            version=record.get("version"),
-            load=self._to_load(worker, entry[1]),
-            limit=int(limit.get("value", "1")),
-            limit_reason=limit.get("reason", ""),
-            limit_since=float(limit.get("since", "0")),
-            limit_version=int(limit.get("version", "0")),
-            leases=_count(entry[5]),
-            leases_since_sample=_count(entry[6]),
-            tokens_since_sample=_count(entry[7]),
-            breaker=BreakerState(breaker.get("state", "closed")),
-            breaker_open_until=float(breaker.get("open_until", "0")),
-            breaker_reason=breaker.get("reason", ""),
-            breaker_trips=int(breaker.get("trips", "0")),
-            deferred_until=float(deferral.get("until", "0")),
-            reason=record.get("reason", ""),
-            since=float(record.get("since", "0")),
-            drain_until=float(record["drain_until"]) if "drain_until" in record else None,
+        return FleetView(
+            now_s=float(str(answer[0])),
+            generation=int(roster.generation),
+            workers=tuple(worker for worker in workers if worker is not None),
         )
-
-    def _to_load(self, worker: str, flat: object) -> Load | None:
-        # A load is read many times between two samples: validate it once.
-        fields = _list(flat)
-        seen = self._loads.get(worker)
-        if seen is None or seen[0] != fields:
-            seen = self._loads[worker] = (fields, Load.from_hash(_fields(fields)))
-        return seen[1]
 
     # -- leases -------------------------------------------------------------------------------------------
 
@@ -487,6 +436,13 @@ def _to_grant(answer: Mapping[str, object], workers: list[str]) -> Grant | tuple
             raise AssertionError(f"acquire answered {answer!r}")
 
 
+def _to_memo(fields: Mapping[str, str]) -> Memo | None:
+    try:
+        return Memo(fields["reason"], int(fields["incarnation"]), float(fields["until"]))
+    except (KeyError, ValueError):  # there is none, or one that somebody spoiled: the worker is asked anew
+        return None
+
+
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
@@ -494,27 +450,3 @@ def _json(value: object) -> str:
 def _packed(names: Iterable[str]) -> str:
     """Names as JSON text: readable in redis-cli, safe for names with spaces or commas."""
     return _json(sorted(names)) if names else ""
-
-
-def _unpacked(text: str) -> list[str]:
-    return msgspec.json.decode(text, type=list[str]) if text else []
-
-
-def _list(flat: object) -> list[str]:
-    if flat == {}:  # how Lua encodes an empty list
-        return []
-    assert isinstance(flat, list)
-    return flat
-
-
-def _fields(flat: object) -> dict[str, str]:
-    items = _list(flat)
-    return dict(zip(items[::2], items[1::2], strict=True))
-
-
-def _int(text: str | None) -> int | None:
-    return int(text) if text else None
-
-
-def _count(value: object) -> int:
-    return int(str(value))

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from workers import breaker as pure
 from workers import keys
@@ -328,3 +329,80 @@ async def test_the_breaker_in_redis_follows_the_pure_table(store, seed, monkeypa
                 trial_until=float(stored["trial_until"]),
                 healthy_since=float(stored["healthy_since"]),
             )
+
+
+# -- what somebody spoiled -----------------------------------------------------------------------------------
+
+LOAD = Load(source=LoadSource.NATIVE, sampled_at=1.0, received_at=1.0, running=2)
+
+
+async def loaded(store, *names):
+    await ready(store, *names)
+    for name in names:
+        assert await store.write_load(name, (await worker(store, name)).incarnation, LOAD)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("token_rate", "inf"),
+        ("running", "many"),
+        ("source", "tea leaves"),
+        *(("sampled_at", text) for text in ("yesterday", "nan", "inf", "")),
+    ],
+)
+async def test_a_load_that_cannot_be_read_is_unknown_until_the_next_and_hides_nobody_elses(
+    store, field, text
+):
+    await loaded(store, A, B)
+    await store.client.hset(keys.LOAD.of(A), field, text)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            assert [one.load for one in (await store.view()).workers] == [None, LOAD]
+    assert [(line["worker"], line["record"]) for line in logs] == [(A, "load")]
+    assert await store.write_load(A, (await worker(store, A)).incarnation, LOAD)
+    assert [one.load for one in (await store.view()).workers] == [LOAD, LOAD]
+
+
+async def test_what_a_newer_version_adds_to_a_load_spoils_nothing(store):
+    await loaded(store, A)
+    await store.client.hset(keys.LOAD.of(A), "temperature", "80")
+    assert (await worker(store, A)).load == LOAD
+
+
+@pytest.mark.parametrize(
+    ("key", "field", "text"),
+    [
+        (keys.WORKER, "state", "asleep"),
+        (keys.WORKER, "incarnation", "first"),
+        (keys.WORKER, "models", "[1"),
+        (keys.LIMIT, "value", "inf"),
+        (keys.BREAKER, "state", "ajar"),
+    ],
+)
+async def test_a_worker_whose_record_cannot_be_read_is_left_out_and_hides_nobody_else(
+    store, key, field, text
+):
+    await loaded(store, A, B)
+    was = await store.client.hget(key.of(A), field)
+    await store.client.hset(key.of(A), field, text)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            assert [one.id for one in (await store.view()).workers] == [B]
+    assert [(line["worker"], line["record"]) for line in logs] == [(A, "record")]
+    await (store.client.hset(key.of(A), field, was) if was else store.client.hdel(key.of(A), field))
+    assert [one.id for one in (await store.view()).workers] == [A, B]
+
+
+async def test_a_record_without_a_url_is_no_worker(store):
+    await ready(store, A, B)
+    await store.client.hdel(keys.WORKER.of(A), "url")
+    assert [one.id for one in (await store.view()).workers] == [B]
+
+
+async def test_a_memo_that_cannot_be_read_is_none(store):
+    await ready(store, A, B)
+    for name in (A, B):
+        assert await store.set_memo(name, (await worker(store, name)).incarnation, "404", 600)
+    await store.client.hset(keys.MEMO.of(A), "until", "soon")
+    assert set(await store.memos([A, B])) == {B}

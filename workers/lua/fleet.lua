@@ -16,8 +16,9 @@ for base = 2, #KEYS, 7 do
   local load = redis.call('HGETALL', KEYS[base + 1])
   local sampled_at = '-inf'
   for i = 1, #load, 2 do
-    if load[i] == 'sampled_at' then
-      sampled_at = '(' .. load[i + 1]
+    local at = load[i] == 'sampled_at' and tonumber(load[i + 1])
+    if at and at == at then -- what is no number would end the look at all the others, too
+      sampled_at = '(' .. string.format('%.17g', at)
     end
   end
   local live = '(' .. stamp(now)

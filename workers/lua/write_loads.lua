@@ -7,8 +7,10 @@ local answer = {}
 for number, given in ipairs(cjson.decode(ARGV[1])) do
   local worker_key, load_key = KEYS[number * 2 - 1], KEYS[number * 2]
   local lives = redis.call('HGET', worker_key, 'incarnation') == given[1]
+  -- What is no number, or none that a load could have, would never be overwritten.
   local standing = tonumber(redis.call('HGET', load_key, 'sampled_at') or '0')
-  if lives and standing <= tonumber(given[2]) then
+  local newer = standing and standing < math.huge and standing > tonumber(given[2])
+  if lives and not newer then
     redis.call('DEL', load_key)
     redis.call('HSET', load_key, unpack(given[3]))
     answer[number] = 1
