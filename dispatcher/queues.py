@@ -201,6 +201,7 @@ def enqueue_request(
             retry=Retry(max=_RETRIES),
             job_timeout=_NO_TIMEOUT,
             result_ttl=result_ttl_s,
+            failure_ttl=result_ttl_s,
         )
     return str(job.id)
 
@@ -224,6 +225,14 @@ def drop_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterabl
                 job.delete(remove_from_queue=False)
                 dropped += 1
     return dropped
+
+
+def call_off(connection: SyncRedis, name: str, batch_id: str, shards: int) -> None:
+    """Drop what waits of a batch that is cancelling, and queue its end: the finaliser answers lines that
+    nobody holds any more; what runs is its dispatcher's business. Raises StoreUnavailable.
+    """
+    drop_shards(connection, name, batch_id, range(shards))
+    enqueue_finalise(connection, name, batch_id)
 
 
 def running_shards(connection: SyncRedis, name: str, batch_id: str) -> int:

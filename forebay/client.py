@@ -183,6 +183,7 @@ class Forebay:
         order: Literal["input", "completed"] | None = None,
         strategy: str | None = None,
         hedge: bool | None = None,
+        share: float | None = None,
         window: str | float | None = None,
         keep: str | float | None = None,
     ) -> BatchRecord:
@@ -201,6 +202,7 @@ class Forebay:
                 order=order,
                 strategy=strategy,
                 hedge=hedge,
+                share=share,
                 window_s=None if window is None else parse_duration(str(window)),
                 keep=keep,
             ),
@@ -270,6 +272,7 @@ class Forebay:
         look, also during an outage; what it raises ends the watching.
         """
         pace = Pace()
+        models = self._portal.call(self.desk.models, batch_id)
         started_s: float | None = None
         last_seen_s = time.monotonic()
         while True:
@@ -283,7 +286,7 @@ class Forebay:
             else:
                 last_seen_s = time.monotonic()
                 started_s = fleet.now_s if started_s is None else started_s
-                seen = look(entry, fleet, pace, started_s=started_s)
+                seen = look(entry, fleet, pace, started_s=started_s, models=models)
                 yield seen
                 if seen.status.final:
                     return
@@ -322,14 +325,15 @@ class Forebay:
         """Write the results to files, each whole or not at all; of a running batch, those so far.
 
         ``errors`` None: beside the output, with ``.errors.jsonl`` in place of its suffix. A file that would
-        be empty is not made. Existing files are replaced.
+        be empty is not made. Existing files are replaced. Raises SettingsError for places where they cannot
+        be, OSError.
         """
-        target = Path(output)
+        good, bad = result_files.targets(Path(output), None if errors is None else Path(errors))
         return result_files.save(
             self.desk.storage.files(batch_id),
             final=self.status(batch_id).status.final,
-            output=target,
-            errors=result_files.errors_path(target) if errors is None else Path(errors),
+            output=good,
+            errors=bad,
         )
 
     # -- decisions ----------------------------------------------------------------------------------------

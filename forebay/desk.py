@@ -12,7 +12,9 @@ from anyio import to_thread
 
 from dispatcher import queues
 from dispatcher.archive import Archive
+from dispatcher.batches.errors import DamagedPlanError, StorageError
 from dispatcher.batches.ledger import Entry, Ledger, record_of
+from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord, BatchStatus, is_batch_id
 from dispatcher.batches.storage import Storage
 from dispatcher.lengths import AnswerLengths
@@ -113,6 +115,14 @@ class Desk:
         """The batch as everyone sees it. Raises UnknownBatch."""
         return record_of(await self.entry(batch_id))
 
+    async def models(self, batch_id: str) -> frozenset[str]:
+        """The models that its lines name; none when its files cannot be read from here."""
+        try:
+            plan = await to_thread.run_sync(open_plan, self.storage.files(batch_id))
+        except (StorageError, DamagedPlanError):
+            return frozenset()
+        return frozenset(model for model in plan.models if model is not None)
+
     async def records(self, limit: int) -> list[BatchRecord]:
         """The newest batches, newest first."""
         return [record_of(entry) for entry in await self.ledger.recent(limit)]
@@ -141,11 +151,7 @@ class Desk:
         entry = await self.entry(batch_id)
         status = await self.ledger.move(batch_id, BatchStatus.CANCELLING, among=_STOPPABLE)
         if status == BatchStatus.CANCELLING:
-            await to_thread.run_sync(
-                queues.drop_shards, self.connection, entry.queue, batch_id, range(entry.shards)
-            )
-            # Lines that nobody holds any more are answered by the finaliser.
-            await to_thread.run_sync(queues.enqueue_finalise, self.connection, entry.queue, batch_id)
+            await to_thread.run_sync(queues.call_off, self.connection, entry.queue, batch_id, entry.shards)
         return await self.record(batch_id)
 
 

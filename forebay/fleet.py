@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from monitor.sweep import Swept
 
 DRAIN_S = 300.0
+MONITOR_GONE_S = 3.0
+"""A monitor that has been silent for longer is gone, if its heartbeat is the usual one."""
 OPEN_S = 600.0
 """How long a breaker stays open that is opened by hand, unless somebody says."""
 FORCED = "forced"
@@ -78,6 +80,10 @@ class Workers:
     def list(self) -> Sequence[WorkerView]:
         """All workers, by id."""
         return self.view().workers
+
+    def monitors(self) -> Sequence[str]:
+        """The monitors that watch the fleet now, by name."""
+        return self._portal.call(self._store.live_monitors, MONITOR_GONE_S)
 
     def show(self, name: str) -> WorkerView:
         """One worker, by URL or id. Raises UnknownWorker."""

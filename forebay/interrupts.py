@@ -13,7 +13,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Interrupts:
     """While it is open, the first signal raises KeyboardInterrupt and every later one calls ``on_hurry``.
 
-    So an orderly end, which takes a moment, is not torn apart by a second Ctrl-C. Main thread only.
+    So an orderly end, which takes a moment, is not torn apart by a second Ctrl-C. What was to be ignored, as
+    the hang-up is under nohup, is ignored still. Main thread only.
     """
 
     def __init__(self) -> None:
@@ -22,7 +23,8 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        heeded = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._handle) for number in heeded}
         return self
 
     def __exit__(

@@ -27,12 +27,15 @@ _DISPATCHER_GRACE_S = DRAIN_S + 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """``redis_url`` None: embedded. ``queues`` None: the dispatchers' default."""
+    """``redis_url`` None: embedded. ``queues`` None: the dispatchers' default. ``monitor`` False: none is
+    started before it is asked for.
+    """
 
     redis_url: str | None
     storage: str
     logs: Path
     dispatchers: int = 1
+    monitor: bool = True
     queues: Sequence[str] | None = None
 
 
@@ -55,10 +58,21 @@ class LocalServices:
     def _start(self) -> None:
         if self._settings.redis_url is None:
             self._server = EmbeddedServer(self._settings.logs / "valkey.log")
-        self._monitor = self._service("monitor", "monitor")
+        if self._settings.monitor:
+            self.start_monitor()
         for number in range(1, self._settings.dispatchers + 1):
             suffix = f"-{number}" if self._settings.dispatchers > 1 else ""
             self._dispatchers.append(self._service("dispatcher", f"dispatcher{suffix}"))
+
+    def start_monitor(self) -> None:
+        """Start one, unless there is one. Raises ChildDied."""
+        if self._monitor is None:
+            self._monitor = self._service("monitor", "monitor")
+
+    @property
+    def monitored(self) -> bool:
+        """Whether a monitor is among them."""
+        return self._monitor is not None
 
     def _service(self, module: str, name: str) -> Child:
         return start_child(

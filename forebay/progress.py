@@ -6,6 +6,7 @@ No clock and no I/O: where the numbers come from is ``desk``'s subject, how they
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from dispatcher.batches.ledger import Entry
@@ -40,6 +41,8 @@ class Progress:
     """Redis' clock, which the workers' stamps are on."""
     trouble: str | None = None
     """Why the batch's files cannot be used now, for people."""
+    unserved: tuple[str, ...] = ()
+    """Models that lines ask for and no worker serves, sorted: those lines wait until one does."""
 
     @property
     def done(self) -> int:
@@ -78,13 +81,18 @@ class Pace:
         return (last[column] - first[column]) / passed if passed > 0 else None
 
 
-def look(entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float) -> Progress:
-    """One look at a batch; ``pace`` is told of it. ``started_s`` is on the fleet's clock."""
+def look(
+    entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float, models: Collection[str] = ()
+) -> Progress:
+    """One look at a batch, whose lines ask for these ``models``; ``pace`` is told of it. ``started_s`` is on
+    the fleet's clock.
+    """
     pace.observe(fleet.now_s, entry.completion_tokens, entry.cost_done)
+    status = BatchStatus(entry.status)
     foreseeable = entry.cost_done >= _FORESEEABLE * entry.cost_total
     return Progress(
         batch_id=entry.id,
-        status=BatchStatus(entry.status),
+        status=status,
         total=entry.total,
         completed=entry.completed,
         failed=entry.failed,
@@ -96,4 +104,13 @@ def look(entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float) -> Pro
         workers=fleet.workers,
         now_s=fleet.now_s,
         trouble=entry.trouble,
+        unserved=() if status.final else unserved(models, fleet.workers),
     )
+
+
+def unserved(models: Collection[str], workers: Collection[WorkerView]) -> tuple[str, ...]:
+    """Which of these models no worker names, sorted. One that has not said what it serves may serve all."""
+    if any(not worker.models for worker in workers):
+        return ()
+    served = frozenset[str]().union(*(worker.models for worker in workers))
+    return tuple(sorted(set(models) - served))

@@ -6,10 +6,11 @@ A batch that has ended has its two result files; one that runs has the parts tha
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_IMODE, S_ISREG
@@ -17,9 +18,12 @@ from typing import BinaryIO
 
 from dispatcher.batches.parts import first_entries
 from dispatcher.batches.storage import ERRORS, OUTPUT, BatchFiles
+from workers.errors import SettingsError
 
 _SYSTEM_FOLDERS = {("/", "dev"), ("/", "proc")}
 """Of these nothing is replaced: /dev/stdout is a link, which may lead to a plain file."""
+_STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
+_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,17 @@ def records(files: BatchFiles, *, final: bool) -> Iterator[bytes]:
 def save(files: BatchFiles, *, final: bool, output: Path, errors: Path) -> Saved:
     """Write the results to two files; each appears whole or not at all, and not when it would be empty.
 
-    A file that is there already is replaced. Raises OSError, StorageError.
+    A file that is there already is replaced, and one that would be empty removed: it is of another batch.
+    Raises OSError, StorageError.
     """
     if final:
-        return Saved(_copied(files, OUTPUT, output), _copied(files, ERRORS, errors))
-    return _save_parts(files, output, errors)
+        saved = Saved(_copied(files, OUTPUT, output), _copied(files, ERRORS, errors))
+    else:
+        saved = _save_parts(files, output, errors)
+    for target, written in ((output, saved.output), (errors, saved.errors)):
+        if written is None:
+            _remove_old(target)
+    return saved
 
 
 def _copied(files: BatchFiles, name: str, target: Path) -> Path | None:
@@ -76,9 +86,10 @@ def written_whole(target: Path) -> Iterator[BinaryIO]:
 
     It has the permissions of the file that it replaces, else those that are usual for the user. A symbolic
     link is replaced, and what it points to left alone. A device, pipe or standard output is written as it is.
+    Raises OSError, whose file name is the target's.
     """
-    if _is_no_plain_file(target):
-        with target.open("wb") as sink:
+    if not replaceable(target):
+        with _opened_as_it_is(target) as sink:
             yield sink
         return
     # A name that nobody can foresee, and that must be new: nobody else's link is written through.
@@ -89,17 +100,36 @@ def written_whole(target: Path) -> Iterator[BinaryIO]:
             sink.flush()
             os.fsync(sink.fileno())
         temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename == str(temporary):
+            raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 
 
-def _is_no_plain_file(target: Path) -> bool:
-    """Whether replacing it would take something away that is no file of results, as /dev/null."""
+def replaceable(target: Path) -> bool:
+    """Whether another file may take its place, or nothing: not that of a device or pipe, as /dev/null."""
     try:
-        return target.absolute().parts[:2] in _SYSTEM_FOLDERS or not S_ISREG(target.stat().st_mode)
-    except FileNotFoundError:
-        return False
+        return target.absolute().parts[:2] not in _SYSTEM_FOLDERS and S_ISREG(target.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+
+
+def _remove_old(target: Path) -> None:
+    """Remove what an earlier run left at a place where this one has nothing to write."""
+    if replaceable(target):
+        target.unlink(missing_ok=True)
+
+
+def _opened_as_it_is(target: Path) -> BinaryIO:
+    """Open it for writing. What is open already, as /dev/stdout, goes on where it is: opened anew, a file
+    behind it would be emptied.
+    """
+    descriptor = _STREAMS.get(str(target.absolute()))
+    if descriptor is None and (match := _DESCRIPTOR.fullmatch(str(target.absolute()))):
+        descriptor = int(match[1])
+    return target.open("wb") if descriptor is None else os.fdopen(os.dup(descriptor), "wb")
 
 
 def _mode_of(target: Path) -> int | None:
@@ -117,6 +147,23 @@ def _new_file(path: Path, mode: int | None) -> BinaryIO:
     if mode is not None:
         os.fchmod(descriptor, mode)
     return os.fdopen(descriptor, "wb")
+
+
+def targets(output: Path, errors: Path | None) -> tuple[Path, Path]:
+    """Where results and failed lines go; ``errors`` None: beside the output. Raises SettingsError for places
+    where they cannot.
+    """
+    if errors is None and not replaceable(output):
+        raise SettingsError(f"{output} is no ordinary file: say where failed lines go, with --errors FILE")
+    errors = errors_path(output) if errors is None else errors
+    if output.absolute() == errors.absolute():
+        raise SettingsError(f"results and failed lines cannot both go to {output}")
+    for target in (output, errors):
+        if target.is_dir():
+            raise SettingsError(f"{target} is a folder, not a file")
+        if not target.absolute().parent.is_dir():
+            raise SettingsError(f"{target}: there is no folder {target.parent} to write it in")
+    return output, errors
 
 
 def errors_path(output: Path) -> Path:

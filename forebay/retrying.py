@@ -36,6 +36,7 @@ class Changes:
     order: Literal["input", "completed"] | None = None
     strategy: str | None = None
     hedge: bool | None = None
+    share: float | None = None
     window_s: float | None = None
     keep: str | float | None = None
 
@@ -114,7 +115,7 @@ def _options(old: BatchRecord, changes: Changes, left_out: int) -> Options:
     )
     given: dict[str, Any] = {
         name: value
-        for name in ("queue", "order", "strategy", "hedge", "window_s")
+        for name in ("queue", "order", "strategy", "hedge", "share", "window_s")
         if (value := getattr(changes, name)) is not None
     }
     return replace(options, **given)

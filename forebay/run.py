@@ -11,23 +11,23 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from dispatcher.batches.errors import StorageMissingError
+from dispatcher.batches.errors import StorageError, StorageMissingError
 from dispatcher.batches.intake import Limits
 from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
 from dispatcher.batches.storage import BatchFiles, Storage
 from forebay import explanations, submission
 from forebay.client import Forebay
-from forebay.errors import BatchLost, NoWorkerReady, QueueFull, RunRefused, UnknownBatch
+from forebay.errors import BatchLost, NoWorkerReady, RunRefused, UnknownBatch
 from forebay.interrupts import Interrupts
 from forebay.local import LocalServices, LocalSettings
 from forebay.progress import Progress
-from forebay.results import Saved
+from forebay.results import Saved, replaceable
 from forebay.settings import FrontSettings
 from forebay.state import Manifest, RunState, fingerprint, same_file
 from forebay.submission import Options
@@ -122,13 +122,22 @@ def run(settings: RunSettings, watcher: Watcher) -> Outcome:
         try:
             with LocalServices(batch.services()) as services:
                 interrupts.on_hurry = services.hurry
-                with Forebay(settings=batch.front(services.redis_url)) as forebay:
-                    outcome = _Run(batch, services, forebay, watcher, started).outcome()
+                try:
+                    with Forebay(settings=batch.front(services.redis_url)) as forebay:
+                        outcome = _Run(batch, services, forebay, watcher, started).outcome()
+                    services.close()
+                except KeyboardInterrupt:
+                    if outcome is None:
+                        raise
+                    services.hurry()  # all is done but for ending them
             return outcome
         finally:
             ended = outcome is not None and not outcome.interrupted
             nothing_sent = not resumed and not batch.published
             if (ended or nothing_sent) and not settings.keep_state:
+                if nothing_sent and not batch.private:
+                    with suppress(StorageError):
+                        batch.files.remove_all()
                 state.remove()
 
 
@@ -152,6 +161,10 @@ def _check(settings: RunSettings) -> None:
             raise RunRefused(f"{target} is a folder, not a file")
         if target.exists() and target.samefile(settings.input):
             raise RunRefused(f"{target} is the input itself")
+    if not replaceable(settings.output):
+        raise RunRefused(
+            f"{settings.output} is no ordinary file, by which a run could be taken up again; name a file"
+        )
     for one, other in itertools.combinations(_targets(settings), 2):
         if one.absolute() == other.absolute():
             raise RunRefused(f"two of results, failed lines and decisions cannot both go to {one}")
@@ -187,11 +200,14 @@ def _check_same(settings: RunSettings, manifest: Manifest) -> None:
     if settings.storage is not None and settings.storage != manifest.storage:
         kept = manifest.storage or "the folder beside the output"
         raise RunRefused(f"that run was begun with its files in {kept}; use that, or --restart")
+    if manifest.targets:  # those are that run's own
+        _refuse_to_overwrite(settings, manifest.targets)
 
 
-def _refuse_to_overwrite(settings: RunSettings) -> None:
+def _refuse_to_overwrite(settings: RunSettings, own: Collection[str] = ()) -> None:
     for target in _targets(settings):
-        if target.exists() and not settings.overwrite:
+        somebodys = str(target.absolute()) not in own and replaceable(target) and target.exists()
+        if somebodys and not settings.overwrite:
             raise RunRefused(f"{target} exists already; name another, or pass --overwrite")
 
 
@@ -213,7 +229,8 @@ def _take_in(settings: RunSettings, state: RunState) -> str:
     if not same_file(settings.input, seen):
         raise RunRefused(f"{settings.input} changed while it was read; run the command again")
     # From here on the batch can be taken up again.
-    state.keep(Manifest(str(settings.input.absolute()), seen, batch_id, settings.storage))
+    targets = tuple(str(target.absolute()) for target in _targets(settings))
+    state.keep(Manifest(str(settings.input.absolute()), seen, batch_id, settings.storage, targets))
     return batch_id
 
 
@@ -243,6 +260,7 @@ class _Batch:
             storage=self.storage,
             logs=self.state.logs,
             dispatchers=self.settings.dispatchers,
+            monitor=self.settings.redis_url is None,
             queues=(self.queue,),
         )
 
@@ -269,6 +287,7 @@ class _Run:
             self._watcher.note(self._forebay.warning)
         try:
             self._check_room()
+            self._have_a_monitor()
             self._register()
             self._wait_for_a_worker()
             return self._watched()
@@ -276,17 +295,28 @@ class _Run:
             self._services.drain()
             self._leave_the_fleet()
 
+    def _check(self) -> None:
+        """Whether all goes on. Raises ChildDied."""
+        self._services.check()
+        self._have_a_monitor()
+
+    def _have_a_monitor(self) -> None:
+        """Start one where nobody's watches the fleet. Beside others it would take a part of all workers over,
+        and this machine may have neither their keys nor a way to them.
+        """
+        if self._services.monitored:
+            return
+        with suppress(StoreUnavailable):
+            if not self._forebay.workers.monitors():
+                self._services.start_monitor()
+
     def _check_room(self) -> None:
         """Refuse a file for which somebody's queue has no room; a Redis of our own has nobody to protect."""
         batch = self._batch
         if batch.settings.redis_url is None or not batch.fresh:
             return
         counts = submission.read_record(batch.files).request_counts
-        try:
-            self._forebay.check_room(batch.queue, counts.total - counts.failed)
-        except QueueFull:
-            batch.files.remove_all()
-            raise
+        self._forebay.check_room(batch.queue, counts.total - counts.failed)
 
     def _register(self) -> None:
         for spec in self._batch.settings.workers:
@@ -294,10 +324,16 @@ class _Run:
                 self._added.append(spec.id)
 
     def _leave_the_fleet(self) -> None:
-        """Take the workers out again that this run brought into somebody's Redis."""
-        if self._batch.settings.redis_url is not None:
-            for worker in self._added:
-                with suppress(StoreUnavailable, UnknownWorker):
+        """Take the workers out again that this run brought into somebody's Redis, but for those in use: our
+        dispatchers have ended, so that whose leases are left are others'.
+        """
+        if self._batch.settings.redis_url is None:
+            return
+        for worker in self._added:
+            with suppress(StoreUnavailable, UnknownWorker):
+                if self._forebay.workers.show(worker).leases:
+                    self._watcher.note(f"{worker} stays registered: others use it")
+                else:
                     self._forebay.workers.remove(worker)
 
     def _wait_for_a_worker(self) -> None:
@@ -305,7 +341,7 @@ class _Run:
         deadline = time.monotonic() + patience_s
         company = time.monotonic() + min(patience_s, _COMPANY_S)
         while True:
-            self._services.check()
+            self._check()
             workers = self._forebay.workers.list()
             ready = [worker for worker in workers if worker.state is WorkerState.READY]
             if ready and (len(ready) == len(workers) or time.monotonic() >= company):
@@ -320,7 +356,7 @@ class _Run:
         try:
             self._batch.published = True
             self._forebay.publish(self._batch.id, window_s=self._batch.settings.options.window_s)
-            for seen in self._forebay.progress(self._batch.id, check=self._services.check):
+            for seen in self._forebay.progress(self._batch.id, check=self._check):
                 self._seen = seen
                 self._watcher.progress(seen)
             return self._ended(published)
@@ -334,9 +370,6 @@ class _Run:
         if record.status is BatchStatus.FAILED:
             raise BatchLost(record)
         saved = self._forebay.save_results(self._batch.id, settings.output, settings.errors)
-        for target, written in ((settings.output, saved.output), (settings.errors, saved.errors)):
-            if written is None:  # what stands there is of an earlier run, and --overwrite was given
-                target.unlink(missing_ok=True)
         self._services.drain()  # first, so that its last decision records are written
         self._explain()
         if not settings.keep_state:

@@ -36,12 +36,15 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which input makes the output, as which batch, kept where. ``storage`` None: in the folder itself."""
+    """Which input makes the output, as which batch, kept where. ``storage`` None: in the folder itself.
+    ``targets``: the paths of the files that the run writes.
+    """
 
     input: str
     fingerprint: Fingerprint
     batch_id: str
     storage: str | None = None
+    targets: tuple[str, ...] = ()
     version: int = _VERSION
 
 

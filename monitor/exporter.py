@@ -6,6 +6,7 @@ a claim. How the page is served belongs to ``server``.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import replace
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
+_PATIENCE_S = 2.0
+"""With a Redis that says nothing: whoever scrapes waits for ten seconds."""
 _POLL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 _AGE = "forebay_worker_load_age_seconds"
@@ -201,11 +204,12 @@ class Exporter:
 
     async def _look(self) -> FleetCollector:
         try:
-            view = await self._store.view()
-            memos = await self._store.memos([worker.id for worker in view.workers])
-            return FleetCollector(view, memos, dead_after_s=self._dead_after_s)
-        except StoreUnavailable:
+            async with asyncio.timeout(_PATIENCE_S):
+                view = await self._store.view()
+                memos = await self._store.memos([worker.id for worker in view.workers])
+        except (StoreUnavailable, TimeoutError):
             return FleetCollector(None, {})
+        return FleetCollector(view, memos, dead_after_s=self._dead_after_s)
 
 
 async def _answer(

@@ -27,15 +27,19 @@ SECTIONS = frozenset({"monitor", "dispatcher", "worker"})
 
 
 def config_file() -> Path:
-    """The file to read: `$FOREBAY_CONFIG`, else `forebay.toml` in the working folder. It need not exist."""
+    """The file to read: `$FOREBAY_CONFIG`, else `forebay.toml` in the working folder, if any."""
     return Path(os.environ.get("FOREBAY_CONFIG", "forebay.toml"))
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The file's content, empty when there is none. Raises SettingsError for bad TOML or an unknown key."""
+    """The file's content, empty when there is none. Raises SettingsError for bad TOML or an unknown key, and
+    when there is no file where `$FOREBAY_CONFIG` says there is one.
+    """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if os.environ.get("FOREBAY_CONFIG") == str(path):
+            raise SettingsError(f"{path}: there is no such file, which FOREBAY_CONFIG names") from error
         return {}
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"{path}: {error}") from error
@@ -43,6 +47,9 @@ def read_config(path: Path) -> dict[str, Any]:
     if unknown:
         known = ", ".join(sorted(SHARED_KEYS | SECTIONS))
         raise SettingsError(f"{path}: unknown key {', '.join(unknown)}; there are {known}")
+    for name in sorted(SECTIONS - {"worker"}):
+        if not isinstance(content.get(name, {}), dict):
+            raise SettingsError(f"{path}: {name} is a table; write [{name}], with one bracket each side")
     return content
 
 

@@ -307,6 +307,14 @@ class FleetStore:
         """Mark a monitor live; returns the names of all live ones, sorted."""
         return tuple(await self._scripts.run("heartbeat", [keys.MONITORS.of()], [name, repr(ttl_s)]))
 
+    async def live_monitors(self, ttl_s: float) -> tuple[str, ...]:
+        """The names of monitors whose last heartbeat is no older, sorted; nothing is written."""
+        with translated():
+            seconds, micros = await self.client.time()
+            since = seconds + micros / 1e6 - ttl_s
+            names = await self.client.zrangebyscore(keys.MONITORS.of(), since, "+inf")
+        return tuple(sorted(str(name) for name in names))
+
     # -- looking ------------------------------------------------------------------------------------------
 
     async def view(self) -> FleetView:

@@ -33,7 +33,6 @@ from forebay.cli.options import (
 )
 from forebay.cli.run import watcher
 from forebay.cli.tables import cell, print_table
-from forebay.results import errors_path
 from forebay.submission import DAY_S
 
 
@@ -132,7 +131,7 @@ def results(
     """
     with open_client(redis, storage) as forebay:
         record = forebay.status(batch_id)
-        saved = forebay.save_results(batch_id, output, errors or errors_path(output))
+        saved = forebay.save_results(batch_id, output, errors)
     if json:
         print_json(
             {
@@ -144,9 +143,9 @@ def results(
         )
         return
     so_far = "" if record.status.final else " (so far: the batch has not ended)"
-    typer.echo(f"results: {saved.output or 'none'}{so_far}")
+    typer.echo(f"results: {saved.output or 'none'}{so_far}", err=True)  # the results may go to the output
     if saved.errors:
-        typer.echo(f"failed lines: {saved.errors}")
+        typer.echo(f"failed lines: {saved.errors}", err=True)
 
 
 def batches(

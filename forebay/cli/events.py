@@ -68,6 +68,7 @@ def progress_event(seen: Progress) -> dict[str, Any]:
         "eta_s": seen.eta_s,
         "elapsed_s": seen.elapsed_s,
         "trouble": seen.trouble,
+        "unserved": list(seen.unserved),
         "workers": [_worker(worker) for worker in seen.workers],
     }
 

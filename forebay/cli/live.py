@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dispatcher.batches.record import BatchRecord
-from forebay.cli.plain import begun, trouble_line
+from forebay.cli.plain import begun, trouble_line, unserved_line
 from forebay.cli.tables import fleet_table, percent, rate
 from forebay.durations import clock
 from forebay.progress import Progress
@@ -64,4 +64,5 @@ def picture(seen: Progress) -> RenderableType:
         f"  {seen.in_flight} in flight  {seen.status}",
     )
     trouble = [Text(trouble_line(seen.trouble).strip(), style="yellow")] if seen.trouble else []
-    return Group(bar, counts, *trouble, Text(), fleet_table(seen.workers))
+    unserved = [Text(unserved_line(seen), style="yellow")] if seen.unserved else []
+    return Group(bar, counts, *trouble, *unserved, Text(), fleet_table(seen.workers))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -83,14 +84,33 @@ HedgeOption = Annotated[
         "Default: as the dispatcher is set.",
     ),
 ]
-ShareOption = Annotated[
-    float,
-    typer.Option(
+
+
+def _share(text: str | float) -> float:
+    """Read a share; as a parser, typer also hands it the default."""
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < math.inf:
+        raise typer.BadParameter(f"{text} is no share: it is a number above 0, 1 unless said otherwise")
+    return share
+
+
+def _share_flag(text: str) -> Any:
+    return typer.Option(
         "--share",
+        parser=_share,
         metavar="N",
-        help="How much of the fleet the batch gets beside others of its queue: above 0; one of 2 gets twice "
-        "as much as one of 1.",
-    ),
+        help=f"{text} above 0; one of 2 gets twice as much as one of 1.",
+    )
+
+
+ShareOption = Annotated[
+    float, _share_flag("How much of the fleet the batch gets beside others of its queue:")
+]
+OtherShareOption = Annotated[
+    float | None, _share_flag("Another share of the fleet beside other batches of its queue:")
 ]
 
 

@@ -13,6 +13,8 @@ from workers.fleet import WorkerView
 from workers.legible import legible
 
 EVERY_S = 5.0
+_NAMED = 3
+"""Models that are named where there are many."""
 
 
 class PlainWatcher:
@@ -32,6 +34,7 @@ class PlainWatcher:
         self._status: BatchStatus | None = None
         self._standings: dict[str, tuple[str, str]] = {}
         self._trouble: str | None = None
+        self._unserved: tuple[str, ...] = ()
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -55,6 +58,9 @@ class PlainWatcher:
         if seen.trouble != self._trouble:
             self._say(trouble_line(seen.trouble))
             self._trouble = seen.trouble
+        if seen.unserved != self._unserved and not seen.status.final:
+            self._say(f"  {unserved_line(seen)}")
+            self._unserved = seen.unserved
         self._status = seen.status
         self._standings = {worker.id: _standing(worker) for worker in seen.workers}
 
@@ -87,6 +93,21 @@ def progress_line(seen: Progress) -> str:
 def trouble_line(trouble: str | None) -> str:
     """What keeps a batch from going on; None: that it is over."""
     return "  the storage can be used again" if trouble is None else f"  trouble: {legible(trouble)}"
+
+
+def unserved_line(seen: Progress) -> str:
+    """Which lines wait for a worker that serves their model, and what the workers serve."""
+    if not seen.unserved:
+        return "every model is served now"
+    served = sorted(frozenset[str]().union(*(worker.models for worker in seen.workers)))
+    theirs = f"they serve {_names(served)}" if served else "none is registered"
+    return f"no worker serves {_names(seen.unserved)}, its lines wait ({theirs})"
+
+
+def _names(models: Sequence[str]) -> str:
+    told = [legible(model) for model in models[:_NAMED]]
+    more = len(models) - len(told)
+    return ", ".join([*told, *([f"{more} more"] if more else [])])
 
 
 def worker_line(worker: WorkerView) -> str:

@@ -17,6 +17,7 @@ from forebay.cli.options import (
     Json,
     KeepOption,
     Order,
+    OtherShareOption,
     Redis,
     Storage,
     duration,
@@ -24,6 +25,7 @@ from forebay.cli.options import (
 )
 from forebay.cli.run import watcher
 from forebay.client import Forebay
+from forebay.results import targets
 from forebay.retrying import LEFT_OUT
 
 
@@ -39,6 +41,7 @@ def retry(
         str | None, typer.Option("--strategy", metavar="NAME", help="Another way to choose workers.")
     ] = None,
     hedge: HedgeOption = None,
+    share: OtherShareOption = None,
     window: Annotated[float | None, duration("--window", "Another time to the deadline.")] = None,
     keep: KeepOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the new batch has ended.")] = False,
@@ -65,6 +68,8 @@ def retry(
     """
     if errors is not None and output is None:
         raise typer.BadParameter("--errors goes with --output", param_hint="--errors")
+    if output is not None:
+        targets(output, errors)  # before anything is queued, and waited for
     with open_client(redis, storage) as forebay:
         record = forebay.retry(
             batch_id,
@@ -72,6 +77,7 @@ def retry(
             order=None if order is None else order.value,
             strategy=strategy,
             hedge=hedge,
+            share=share,
             window=window,
             keep=keep,
         )

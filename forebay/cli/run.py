@@ -65,7 +65,8 @@ def run(
         typer.Option(
             "--redis",
             metavar="URL",
-            help="Use this Redis. Default: $FOREBAY_REDIS_URL, else an embedded one.",
+            help="Use this Redis. Default: $FOREBAY_REDIS_URL, else an embedded one. Monitors that run there "
+            "watch the workers; there is none: one is started for the run.",
         ),
     ] = None,
     storage: Annotated[

@@ -140,7 +140,7 @@ def drain(
 
 @app.command()
 def remove(name: Name, redis: Redis = None, json: Json = False) -> None:
-    """Forget a worker at once; what it is answering is answered still."""
+    """Forget a worker at once: what it answers is called off and sent elsewhere; drain lets it finish."""
     with open_client(redis) as forebay:
         identity = forebay.workers.show(name).id
         forebay.workers.remove(name)

@@ -233,6 +233,14 @@ def test_a_batch_that_is_late_expires_and_accounts_for_every_line(tmp_path, slow
     assert {result["error"]["code"] for result in late} == {"batch_expired"}
 
 
+def test_a_model_that_nobody_serves_is_named_while_its_lines_wait(tmp_path, fast):
+    a_file(tmp_path, models=(MODEL, "misspelt"))
+    code, _, err = run(tmp_path, "--worker", fast, "--window", "3s")
+    assert code == 3, err
+    assert "no worker serves misspelt, its lines wait (they serve sim-model)" in err
+    assert len(results(tmp_path / "out.jsonl")) == LINES // 2
+
+
 def test_a_run_on_somebodys_redis_leaves_it_as_it_was(tmp_path, fast, redis_url):
     import redis
 

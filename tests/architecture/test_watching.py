@@ -90,6 +90,14 @@ def test_an_expression_names_metrics_labels_and_values_that_there_are(where: str
     assert said.grouped <= labels | FROM_THE_SCRAPE, where
 
 
+def test_what_counts_a_selection_says_zero_where_there_is_none():
+    """`count` of nothing is no sample: a panel would go on showing the last number that there was."""
+    shares = [(where, text) for where, text in EXPRESSIONS if re.match(r"count\(.*\{.*\}.*\) /", text)]
+    assert shares
+    for where, text in shares:
+        assert " or 0 * count(" in text, where
+
+
 @pytest.mark.parametrize(
     "text",
     ["sum(up", 'max(up{job="a)"', "maxx(up)", "sum(up) andd sum(up)[5x]", "sum by (job (up)", 'up{job~"a"}'],

@@ -126,7 +126,7 @@ def test_the_command_says_so_with_its_exit_code(redis_url, tmp_path, monkeypatch
 
 @pytest.fixture
 def begin_run(forebay):
-    """A run at the point where its services are up; gives what is left in the storage when it is over."""
+    """A run from the point where its services are up."""
 
     def begin(*, lines, redis_url, fresh=True):
         storage = forebay.desk.storage
@@ -137,7 +137,7 @@ def begin_run(forebay):
         batch = SimpleNamespace(
             settings=settings, fresh=fresh, files=storage.files(record.id), queue="default", id=record.id
         )
-        services = SimpleNamespace(drain=lambda: None, check=lambda: None)
+        services = SimpleNamespace(drain=lambda: None, check=lambda: None, monitored=True)
         _Run(batch, services, forebay, SimpleNamespace(), 0.0).outcome()
 
     return begin
@@ -147,7 +147,6 @@ def test_a_run_on_somebodys_redis_is_refused_before_it_waits_for_a_worker(foreba
     submit(forebay, 60)
     with pytest.raises(QueueFull):
         begin_run(lines=41, redis_url=redis_url)
-    assert len(stored(forebay)) == 1
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def ended(forebay):
         detail=False,
         strategy="chat",
         hedge=False,
+        share=2.0,
         window="6h",
         metadata={"team": "a"},
     )
@@ -93,15 +94,19 @@ def test_the_new_batch_holds_the_failed_lines_only_and_is_queued_like_the_old_on
     assert record.metadata == {"input_name": "input", "team": "a", "retry_of": ended.id}
     options = record.forebay
     assert (options.queue, options.order, options.detail) == ("low", "completed", False)
-    assert (options.strategy, options.hedge, record.completion_window) == ("chat", False, "6h")
+    assert (options.strategy, options.hedge, options.share) == ("chat", False, 2.0)
+    assert record.completion_window == "6h"
     assert forebay.desk.connection.llen("rq:queue:low") > 0
     assert forebay.status(ended.id) == ended
 
 
 def test_what_is_given_anew_counts(forebay, ended):
-    record = forebay.retry(ended.id, queue="high", order="input", strategy="batch", hedge=True, window="1h")
+    record = forebay.retry(
+        ended.id, queue="high", order="input", strategy="batch", hedge=True, share=0.5, window="1h"
+    )
     options = record.forebay
     assert (options.queue, options.order, options.strategy, options.hedge) == ("high", "input", "batch", True)
+    assert options.share == 0.5
     assert record.expires_at - record.created_at == 3600
 
 

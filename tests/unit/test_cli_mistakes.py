@@ -110,6 +110,8 @@ def test_a_run_without_workers_says_how_to_name_one(forebay, good_input):
         ((*WORKER, "--bad-lines", "mend"), "mend"),
         ((*WORKER, "--order", "random"), "random"),
         ((*WORKER, "--strategy", "magic"), "magic"),
+        ((*WORKER, "--share", "0"), "a number above 0"),
+        ((*WORKER, "--share", "much"), "much is no share"),
         ((*WORKER, "--errors", "out.jsonl"), "cannot both go to"),
         ((*WORKER, "--dispatchers", "0"), "greater than or equal to"),
     ],
@@ -142,6 +144,12 @@ def test_the_input_is_never_the_output(forebay, good_input):
     assert code == 2
     assert "is the input itself" in said
     assert good_input.read_bytes() == before
+
+
+def test_the_output_of_a_run_is_a_file(forebay, good_input):
+    code, said = forebay("run", str(good_input), "-o", "/dev/null", *WORKER)
+    assert code == 2
+    assert "is no ordinary file" in said
 
 
 @pytest.mark.parametrize("name", ["out.jsonl", "out.errors.jsonl"])

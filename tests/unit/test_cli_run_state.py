@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -78,6 +79,19 @@ def test_an_output_of_our_own_interrupted_run_may_exist(settings):
     batch_id, _ = take(settings)
     settings.output.write_text("half")
     assert take(settings) == (batch_id, True)
+
+
+def test_a_file_that_is_not_of_the_interrupted_run_is_not_overwritten(settings, tmp_path):
+    batch_id, _ = take(settings)
+    (tmp_path / "notes.jsonl").write_text("mine")
+    other = changed(settings, errors=tmp_path / "notes.jsonl")
+    with pytest.raises(RunRefused, match=r"notes\.jsonl exists already"):
+        take(other)
+    assert take(changed(other, overwrite=True)) == (batch_id, True)
+
+
+def test_failed_lines_may_go_to_a_device(settings):
+    assert take(changed(settings, errors=Path("/dev/null")))[1] is False
 
 
 def test_files_kept_elsewhere_are_not_mixed_up(settings, tmp_path):

@@ -119,6 +119,41 @@ def test_trouble_with_the_storage_stands_in_the_picture_and_in_events():
     assert progress_event(look())["trouble"] is None
 
 
+SERVING = replace(BUSY, models=frozenset({"llama", "\x1b[2Jtuned"}))
+
+
+def test_models_that_nobody_serves_are_told_once_and_so_is_that_somebody_does(plain, said):
+    plain.progress(look(workers=(SERVING,)))
+    said.clear()
+    for _ in range(2):
+        plain.progress(look(workers=(SERVING,), unserved=("lama",)))
+    plain.progress(look(workers=(SERVING,)))
+    assert said == [
+        "  no worker serves lama, its lines wait (they serve \\x1b[2Jtuned, llama)",
+        "  every model is served now",
+    ]
+
+
+def test_of_many_models_that_nobody_serves_a_few_are_named(plain, said):
+    plain.progress(look(workers=(), unserved=("a", "b", "c", "d", "e")))
+    assert said[-1] == "  no worker serves a, b, c, 2 more, its lines wait (none is registered)"
+
+
+def test_a_batch_that_ends_while_nobody_serves_its_model_does_not_say_that_somebody_does(plain, said):
+    plain.progress(look(workers=(SERVING,), unserved=("lama",)))
+    said.clear()
+    plain.progress(look(workers=(SERVING,), status=BatchStatus.CANCELLED))
+    assert [line.split(":")[0] for line in said] == ["cancelled 25%"]
+
+
+def test_models_that_nobody_serves_stand_in_the_picture_and_in_events():
+    waiting = look(workers=(SERVING,), unserved=("lama",))
+    assert "no worker serves lama" in rendered(picture(waiting))
+    assert "no worker serves" not in rendered(picture(look()))
+    assert progress_event(waiting)["unserved"] == ["lama"]
+    assert progress_event(look())["unserved"] == []
+
+
 def test_the_end_is_told_at_once(plain, said):
     plain.progress(look())
     said.clear()

@@ -19,6 +19,7 @@ def config(tmp_path, monkeypatch):
         if name.startswith("FOREBAY_"):
             monkeypatch.delenv(name)
     path = tmp_path / "forebay.toml"
+    path.touch()
     monkeypatch.setenv("FOREBAY_CONFIG", str(path))
 
     def write(text):

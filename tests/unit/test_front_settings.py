@@ -11,8 +11,9 @@ from workers.errors import SettingsError
 
 @pytest.fixture(autouse=True)
 def config(tmp_path, monkeypatch):
-    """The file that is read; it is not there unless a test writes it."""
+    """The file that is read; it is empty unless a test writes it."""
     file = tmp_path / "forebay.toml"
+    file.touch()
     monkeypatch.setenv("FOREBAY_CONFIG", str(file))
     return file
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from monitor.exporter import FleetCollector
+import asyncio
+
+import pytest
+
+from monitor import exporter
+from monitor.exporter import Exporter, FleetCollector, own_registry
 from tests.monitored import make_load, make_view
 from workers.fleet import FleetView
 
@@ -24,3 +29,19 @@ def test_of_a_dead_load_only_its_age_is_told() -> None:
     assert found["forebay_worker_load_age_seconds"] == 11.0
     assert "forebay_worker_running" not in found
     assert found["forebay_worker_limit"] == 16
+
+
+class Silent:
+    """A Redis that took the question and says nothing."""
+
+    async def view(self):
+        await asyncio.Event().wait()
+
+
+async def test_a_redis_that_says_nothing_is_told_before_the_scrape_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(exporter, "_PATIENCE_S", 0.01)
+    page = await Exporter(Silent(), own_registry(), lambda: True).page()
+    assert b"\nforebay_redis_up 0.0\n" in page
+    assert b"forebay_worker_" not in page

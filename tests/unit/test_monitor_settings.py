@@ -13,6 +13,7 @@ from monitor.gauges.contract import Field, MissingMetricsError
 from monitor.gauges.mappings import DEFAULTS, mapping_for
 from monitor.gauges.page import PageReader
 from monitor.settings import MonitorSettings
+from workers.errors import SettingsError
 from workers.settings import explain
 from workers.spec import Runtime
 
@@ -46,6 +47,21 @@ def test_a_flag_beats_a_variable_and_a_variable_beats_the_file(
     settings = MonitorSettings(memo_ttl_s=9)
     assert (settings.redis_url, settings.log_level) == ("redis://file", "debug")
     assert (settings.poll_interval_s, settings.stall_after_s, settings.memo_ttl_s) == (7, 8, 9)
+
+
+@pytest.mark.parametrize("text", ["[[monitor]]\nheartbeat_s = 1\n", "dispatcher = 3\n"])
+def test_a_service_has_one_table(config: Config, text: str) -> None:
+    config(text)
+    with pytest.raises(SettingsError, match=r"is a table; write \[(monitor|dispatcher)\], with one bracket"):
+        MonitorSettings()
+
+
+def test_a_file_that_the_environment_names_must_be_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_CONFIG", str(tmp_path / "forbay.toml"))
+    with pytest.raises(SettingsError, match=r"forbay\.toml: there is no such file, which FOREBAY_CONFIG"):
+        MonitorSettings()
 
 
 @pytest.mark.parametrize(

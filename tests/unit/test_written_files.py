@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from dispatcher.batches.storage import Storage
-from forebay.results import written_whole
+from forebay.results import Saved, errors_path, save, targets, written_whole
+from workers.errors import SettingsError
 
 
 @pytest.fixture
@@ -100,6 +103,57 @@ def test_standard_output_is_written_in_place_even_when_it_is_a_file(tmp_path) ->
         link = Path(f"/dev/fd/{captured.fileno()}")
         write(link, b"results")
     assert (tmp_path / "captured").read_bytes() == b"results"
+
+
+def test_standard_output_goes_on_where_it_is(tmp_path) -> None:
+    captured = tmp_path / "captured"
+    captured.write_bytes(b"what stood there\n")
+    code = (
+        "from pathlib import Path; from forebay.results import written_whole\n"
+        "with written_whole(Path('/dev/stdout')) as sink: sink.write(b'results\\n')\n"
+        "print('and more')\n"
+    )
+    with captured.open("ab") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True)
+    assert captured.read_bytes() == b"what stood there\nresults\nand more\n"
+
+
+def test_what_cannot_be_written_is_named_as_the_user_named_it(tmp_path) -> None:
+    with pytest.raises(FileNotFoundError) as missing:
+        write(tmp_path / "none" / "out.jsonl")
+    assert missing.value.filename == str(tmp_path / "none" / "out.jsonl")
+
+
+def test_of_an_earlier_batch_only_files_make_way(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "old.errors.jsonl").write_bytes(b"of another batch")
+    nothing = Storage(str(tmp_path / "storage")).files("batch_1")
+    for errors in (tmp_path / "pipe", Path("/dev/null"), tmp_path / "old.errors.jsonl"):
+        assert save(nothing, final=True, output=tmp_path / "out.jsonl", errors=errors) == Saved(None, None)
+    assert (tmp_path / "pipe").is_fifo()
+    assert Path("/dev/null").is_char_device()
+    assert not (tmp_path / "old.errors.jsonl").exists()
+
+
+def test_failed_lines_go_beside_the_results_unless_it_is_said(tmp_path) -> None:
+    out = tmp_path / "out.jsonl"
+    assert targets(out, None) == (out, tmp_path / "out.errors.jsonl") == (out, errors_path(out))
+    assert targets(Path("/dev/stdout"), out) == (Path("/dev/stdout"), out)
+
+
+@pytest.mark.parametrize(
+    ("output", "errors", "why"),
+    [
+        ("/dev/stdout", None, "say where failed lines go, with --errors"),
+        ("a.jsonl", "a.jsonl", "cannot both go to"),
+        ("none/a.jsonl", None, "there is no folder none"),
+        (".", "a.jsonl", "is a folder"),
+    ],
+)
+def test_places_that_results_cannot_go_to_are_named(tmp_path, monkeypatch, output, errors, why) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SettingsError, match=why):
+        targets(Path(output), None if errors is None else Path(errors))
 
 
 def test_a_very_long_name_has_a_temporary_one_too(tmp_path) -> None:
