@@ -15,10 +15,13 @@ from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.storage import ERRORS, OUTPUT, RECORD, BatchFiles, Storage
+from dispatcher.shard import LATE
 
 log = structlog.get_logger(__name__)
 
 _CANCELLED = "batch_cancelled"
+OVERDUE = "overdue"
+"""The field of a batch that was called off because its time was over, not by a person."""
 
 
 class Finaliser:
@@ -107,12 +110,14 @@ def _mend_record(files: BatchFiles, record: bytes) -> None:
 
 
 def _fill(entry: Entry) -> Fill | None:
-    if entry.status == BatchStatus.CANCELLING:
-        return fill_with(entry.id, _CANCELLED, "the batch was cancelled before this line was answered")
-    return None
+    if entry.status != BatchStatus.CANCELLING:
+        return None
+    if entry.fields.get(OVERDUE):
+        return fill_with(entry.id, LATE, "the batch's time was over before this line was answered")
+    return fill_with(entry.id, _CANCELLED, "the batch was cancelled before this line was answered")
 
 
 def _final_status(entry: Entry) -> BatchStatus:
-    if entry.status == BatchStatus.CANCELLING:
+    if entry.status == BatchStatus.CANCELLING and not entry.fields.get(OVERDUE):
         return BatchStatus.CANCELLED
     return BatchStatus.EXPIRED if entry.fields.get("late") else BatchStatus.COMPLETED

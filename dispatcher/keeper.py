@@ -137,6 +137,11 @@ class Keeper:
         """Note which lines are about to be sent, until Redis answers. Raises Fenced."""
         await self._until_redis_answers(lambda: self._ledger.note_group(self._claim, self._owner, group))
 
+    async def note_trouble(self, text: str) -> None:
+        """Say for people why the batch's files cannot be used now. The next results that are kept end it."""
+        await self._tell_trouble(f"{self._owner}: {text}")
+        self._troubled = True
+
     async def write_last(self) -> None:
         """What came back before a cancellation is kept, if the storage takes it at once."""
         results, sums = self._take()
@@ -174,13 +179,13 @@ class Keeper:
         pause_s = _PAUSE_S[0]
         while True:
             try:
-                await asyncio.to_thread(self._write_part, batch)
+                # Shielded: a cancellation would take a write with it that still waits for its thread.
+                await asyncio.shield(asyncio.to_thread(self._write_part, batch))
             except StorageError as error:
                 log.error(
                     "cannot keep results", batch=self._claim.batch_id, error=str(error), retry_in_s=pause_s
                 )
-                await self._tell_trouble(f"{self._owner}: results cannot be stored: {error}")
-                self._troubled = True
+                await self.note_trouble(f"results cannot be stored: {error}")
                 batch = []  # the writer holds them by now
                 await asyncio.sleep(pause_s)
                 pause_s = min(pause_s * 2, _PAUSE_S[1])

@@ -1,4 +1,4 @@
-"""Jobs that are lost are queued again, without anybody's help: so that a batch ends that lost some.
+"""Batches end without anybody's help: lost jobs are queued again, and what is overdue is called off.
 
 Redis loses its last writes when its machine dies, or when a replica takes over that was behind: a shard that
 was reported done is not done any more, and its job, acknowledged after that, is gone. Or a command dies
@@ -17,15 +17,16 @@ from dispatcher import queues
 from dispatcher.batches.ledger import Entry, Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.bookkeeping import Bookkeeping
+from dispatcher.finaliser import OVERDUE
 from dispatcher.queues import BatchJob
 from workers.connection import SyncRedis
 
 log = structlog.get_logger(__name__)
 
+_GRACE_S = 5.0
+"""How long after its deadline a batch is left to those who hold its shards: they answer what is late."""
 LOOK_S = 15.0
 """From one look to the next, in seconds. What is missing twice in a row is queued again."""
-_NEWEST = 200
-"""So many batches are looked at, the newest ones."""
 
 
 class Mending:
@@ -50,7 +51,10 @@ class Mending:
 
     async def _look(self) -> dict[str, frozenset[BatchJob]]:
         wanted: dict[str, list[BatchJob]] = defaultdict(list)
-        for entry in await self._ledger.recent(_NEWEST):
+        now_s = await self._ledger.now()
+        for entry in await self._ledger.unfinished():
+            if _overdue(entry, now_s):
+                await self._call_off(entry)
             wanted[entry.queue] += await self._wanted(entry)
         return {
             queue: frozenset(
@@ -59,6 +63,18 @@ class Mending:
             for queue, batch_jobs in wanted.items()
             if batch_jobs
         }
+
+    async def _call_off(self, entry: Entry) -> None:
+        """End a batch whose time is over, whatever keeps its shards waiting: no room, other queues."""
+        status = await self._ledger.move(
+            entry.id,
+            BatchStatus.CANCELLING,
+            among=[BatchStatus.IN_PROGRESS],
+            fields={"late": "1", OVERDUE: "1"},
+        )
+        if status == BatchStatus.CANCELLING:
+            log.warning("a batch's time is over", batch=entry.id, shards_done=entry.shards_done)
+            await self._bookkeeping.step(queues.call_off, self._rq_redis, entry.queue, entry.id, entry.shards)
 
     async def _wanted(self, entry: Entry) -> Iterable[BatchJob]:
         """The jobs that there must be for a batch to go on."""
@@ -71,3 +87,9 @@ class Mending:
                 return [BatchJob(entry.id, None)]
             case _:  # ended, or still with whoever submits it
                 return ()
+
+
+def _overdue(entry: Entry, now_s: float) -> bool:
+    """Whether lines of a batch should have been answered as late by now, and were not."""
+    waits = entry.status == BatchStatus.IN_PROGRESS and entry.shards_done < entry.shards
+    return waits and entry.expires_at + _GRACE_S <= now_s

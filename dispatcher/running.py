@@ -331,6 +331,7 @@ class RunningJobs:
 
     async def _after_trouble(self, running: _Running, error: BaseException) -> None:
         """Files that cannot be read now: say so where people look, and leave the job to whoever can."""
+        running.ending = True
         causes = "; ".join(str(cause) for cause in _causes(error))
         log.error("a batch's files cannot be used", job=running.claimed.id, error=causes)
         if running.batch_id is not None:

@@ -18,6 +18,7 @@ from typing import assert_never
 import structlog
 
 from dispatcher.attempts import Answered, Attempts, Course, Request, Unanswered
+from dispatcher.batches.errors import StorageError
 from dispatcher.batches.ledger import Claim, Entry, Ledger
 from dispatcher.batches.parse import Line
 from dispatcher.batches.parts import shard_entries
@@ -39,6 +40,9 @@ log = structlog.get_logger(__name__)
 _CHUNK = 32
 """Lines read at once: bounds what a shard of large lines holds in memory."""
 LATE = "batch_expired"
+_READ_PATIENCE_S = 60.0
+"""How long lines are tried to be read; then the shard is left to whoever can."""
+_READ_PAUSE_S = (0.5, 5.0)
 STOPPED = "job_stopped"
 POISON = "poison_line"
 
@@ -209,6 +213,8 @@ class _Run:
             return self._taken_over()
         except BaseExceptionGroup as group:
             fenced, others = group.split(Fenced)
+            if fenced is None:
+                await self._keeper.write_last()
             if fenced is None or others is not None:
                 raise
             return self._taken_over()
@@ -263,7 +269,7 @@ class _Run:
             await self._keeper.all_durable()
 
     async def _give_up(self, planned: PlannedRequest) -> None:
-        [line] = await asyncio.to_thread(read_lines, self._files, [planned])
+        [line] = await self._read([planned])
         log.error("a line is given up", batch=self._claim.batch_id, line=line.number)
         message = f"{LONE_DEATHS} dispatchers died of it while they sent nothing else"
         self._keep(planned, line, Unanswered(POISON, message, Course()))
@@ -282,13 +288,30 @@ class _Run:
             if self._left_open:
                 return
             chunk = unsent.take(models, _CHUNK)
-            lines = await asyncio.to_thread(read_lines, self._files, chunk)
+            lines = await self._read(chunk)
             for planned, line in zip(chunk, lines, strict=True):
                 request = self._exchange.request(planned, line, shared)
                 if self._claim.past.careful:
                     request = replace(request, hedge=False, alone=alone)
                 group.create_task(self._answer(planned, line, request))
             await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
+
+    async def _read(self, chunk: Sequence[PlannedRequest]) -> list[Line]:
+        """Read lines of the input. A storage that cannot now is waited for a while: what is in flight, and
+        what waits to be kept, would have to be asked again.
+        """
+        patient_until = self._runner.clock() + _READ_PATIENCE_S
+        pause_s = _READ_PAUSE_S[0]
+        while True:
+            try:
+                return await asyncio.to_thread(read_lines, self._files, chunk)
+            except StorageError as error:
+                if self._runner.clock() >= patient_until:
+                    raise
+                log.warning("cannot read lines", batch=self._claim.batch_id, error=str(error))
+                await self._keeper.note_trouble(f"lines cannot be read: {error}")
+                await asyncio.sleep(pause_s)
+                pause_s = min(pause_s * 2, _READ_PAUSE_S[1])
 
     async def _room(self, models: Collection[str | None]) -> Collection[str | None]:
         """Wait until there is room for lines of some of these models; returns of which."""

@@ -41,8 +41,12 @@ _IN_QUERY = re.compile(r"([?&][^=&]*password=)[^&#]*", re.IGNORECASE)
 _POOL_SIZE = 64
 _WAIT_FOR_CONNECTION_S = 20.0
 _PASSING = (OutOfMemoryError, ReadOnlyError, MasterDownError, TryAgainError, ClusterDownError)
-_PASSING_WORDS = re.compile(r"^(BUSY|NOREPLICAS|MISCONF|LOADING|UNKILLABLE) ")
-"""Errors of a server that cannot now: redis-py strips the first word of those that it has a class for."""
+_PASSING_WORDS = re.compile(
+    r"(?:^|of pipeline caused error: [('\"]*|-)(BUSY|NOREPLICAS|MISCONF|LOADING|UNKILLABLE|READONLY|OOM) "
+)
+"""Errors of a server that cannot now: redis-py strips the first word of those that it has a class for, puts
+words before those of a pipeline's step, and Redis 6.2 before those of a script's.
+"""
 
 
 def public_url(url: str) -> str:
@@ -109,7 +113,7 @@ def translated() -> Iterator[None]:
         yield
         heed_cancellation()
     except (ResponseError, DataError) as error:
-        if isinstance(error, _PASSING) or _PASSING_WORDS.match(str(error)):
+        if isinstance(error, _PASSING) or _PASSING_WORDS.search(str(error)):
             raise StoreUnavailable(f"Redis cannot now: {error}") from error
         raise
     except RedisError as error:

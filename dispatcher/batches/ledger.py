@@ -207,6 +207,25 @@ class Ledger:
             ids = [str(name) for name in await self.client.zrevrange(keys.BATCHES.of(), 0, limit - 1)]
         return list((await self.entries(ids)).values())
 
+    async def unfinished(self) -> list[Entry]:
+        """All batches that have not ended, oldest first."""
+        with translated():
+            ids = [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
+        open_ones: list[str] = []
+        for start in range(0, len(ids), _ENTRIES_AT_ONCE):
+            some = ids[start : start + _ENTRIES_AT_ONCE]
+            with translated():
+                async with self.client.pipeline(transaction=False) as pipeline:
+                    for batch_id in some:
+                        pipeline.hget(keys.BATCH.of(batch_id), "status")
+                    found = await pipeline.execute()
+            open_ones += [
+                batch_id
+                for batch_id, status in zip(some, found, strict=True)
+                if status is not None and not BatchStatus(status).final
+            ]
+        return list((await self.entries(open_ones)).values())
+
     async def lines_left(self, queue: str) -> int:
         """How many lines have no result yet, in all batches of a queue that have not ended."""
         with translated():

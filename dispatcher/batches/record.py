@@ -57,7 +57,7 @@ MOVES: Mapping[BatchStatus, frozenset[BatchStatus]] = {
     _S.IN_PROGRESS: frozenset({_S.FINALIZING, _S.FAILED, _S.CANCELLING, _S.EXPIRED}),
     # All lines have results here, so there is nothing left to cancel.
     _S.FINALIZING: frozenset({_S.COMPLETED, _S.FAILED, _S.EXPIRED, _S.IN_PROGRESS}),
-    _S.CANCELLING: frozenset({_S.CANCELLED, _S.FAILED}),
+    _S.CANCELLING: frozenset({_S.CANCELLED, _S.FAILED, _S.EXPIRED}),
     _S.COMPLETED: frozenset(),
     _S.FAILED: frozenset(),
     _S.EXPIRED: frozenset(),

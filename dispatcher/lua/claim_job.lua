@@ -261,7 +261,10 @@ local function take_by_turn()
     local job, shard, after = take_of(batch, text)
     if job then
       redis.call('HSET', MEMORY, 'clock', time, batch, with(text, 'next', after))
-      redis.call('ZADD', TURNS, string.format('%.17g', tonumber(time) + cost_of(text, shard)), batch)
+      -- What is late is not sent any more: it only has to be answered, and that costs nobody anything.
+      local late = (number_of(text, 'expires') or math.huge) <= now_s()
+      local cost = late and 0 or cost_of(text, shard)
+      redis.call('ZADD', TURNS, string.format('%.17g', tonumber(time) + cost), batch)
       return job, {}
     end
     leave(batch)

@@ -35,7 +35,13 @@ def server(redis_url):
 async def ledger(valkey):
     """A batch of three shards is in progress; its jobs are queued."""
     ledger = Ledger(valkey)
-    fields = {"status": "in_progress", "shards": str(SHARDS), "shards_done": "0", "queue": "default"}
+    fields = {
+        "status": "in_progress",
+        "shards": str(SHARDS),
+        "shards_done": "0",
+        "queue": "default",
+        "expires_at": str(await ledger.now() + 3600),
+    }
     await ledger.open(BATCH, 1.0, fields)
     return ledger
 
@@ -141,3 +147,35 @@ async def test_a_batch_that_ended_or_is_still_being_submitted_gets_nothing(mendi
     await ledger.set_fields(BATCH, {"status": status})
     await look_twice(mending)
     assert waiting(server) == []
+
+
+async def test_an_old_batch_is_mended_however_many_newer_ones_have_ended(mending, ledger, server):
+    for number in range(250):
+        await ledger.open(f"newer_{number}", 2.0 + number, {"status": "completed", "queue": "default"})
+    await look_twice(mending)
+    assert waiting(server) == [f"{BATCH}-{shard}" for shard in range(SHARDS)]
+
+
+@pytest.mark.usefixtures("jobs")
+async def test_a_batch_whose_time_is_over_is_called_off_though_nobody_claims_its_shards(
+    mending, ledger, server
+):
+    await ledger.set_fields(BATCH, {"expires_at": str(await ledger.now() - 60)})
+    await mending.look()
+    entry = await ledger.entry(BATCH)
+    assert (entry.status, entry.fields["late"], entry.fields["overdue"]) == ("cancelling", "1", "1")
+    assert waiting(server) == [f"{BATCH}-finalise"]
+
+
+@pytest.mark.usefixtures("jobs")
+async def test_a_batch_is_left_to_whoever_answers_its_late_lines_for_a_moment(mending, ledger, server):
+    await ledger.set_fields(BATCH, {"expires_at": str(await ledger.now() - 1)})
+    await mending.look()
+    assert (await ledger.entry(BATCH)).status == BatchStatus.IN_PROGRESS
+
+
+async def test_a_batch_that_has_all_its_answers_ends_as_it_is_however_late(mending, ledger):
+    await all_done(ledger)
+    await ledger.set_fields(BATCH, {"expires_at": str(await ledger.now() - 60)})
+    await mending.look()
+    assert (await ledger.entry(BATCH)).status == BatchStatus.IN_PROGRESS

@@ -131,5 +131,5 @@ def test_an_inline_request_keeps_its_result_as_long_as_it_asks(connection):
     )
     job = Job.fetch(job_id, connection=connection, serializer=JSONSerializer)
     assert (tuple(job.args), job.kwargs) == ((body,), {"url": "/v1/embeddings", "timeout_s": 3})
-    assert job.result_ttl == 60
+    assert (job.result_ttl, job.failure_ttl) == (60, 60)
     assert queues.waiting_jobs(connection) == {"high": 1, "default": 0, "low": 0}

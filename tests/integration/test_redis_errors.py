@@ -46,6 +46,35 @@ def test_a_full_server_passes(connection, write):
 
 
 @WAYS
+def test_a_server_without_its_replicas_passes(connection, write):
+    connection.config_set("min-replicas-to-write", "1")
+    try:
+        with pytest.raises(StoreUnavailable), translated():
+            write(connection)
+    finally:
+        connection.config_set("min-replicas-to-write", "0")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "MISCONF Redis is configured to save RDB snapshots",
+        "Command # 1 (HSET key) of pipeline caused error: MISCONF Redis is configured to save",
+        "Command # 1 (HSET key) of pipeline caused error: ('NOREPLICAS Not enough good replicas to write.',)",
+        "Error running script (call to f_1): @user_script:1: -MISCONF Redis is configured to save",
+    ],
+)
+def test_what_passes_is_known_whatever_stands_before_it(said):
+    with pytest.raises(StoreUnavailable), translated():
+        raise ResponseError(said)
+
+
+def test_words_of_ours_are_no_words_of_the_server():
+    with pytest.raises(ResponseError), translated():
+        raise ResponseError("the key is called MISCONF and so on")
+
+
+@WAYS
 def test_a_replica_that_was_a_master_passes(connection, write):
     connection.replicaof("127.0.0.1", "1")
     try:

@@ -7,17 +7,18 @@ import io
 import json
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dispatcher.attempts import Answered, Course, Unanswered
-from dispatcher.batches.errors import StorageFullError
+from dispatcher.batches.errors import StorageError, StorageFullError
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.parts import Entry, PartWriter, done_lines, shard_entries
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.results import Usage, error_line
-from dispatcher.batches.storage import BatchFiles, Storage
+from dispatcher.batches.storage import INPUT, BatchFiles, Storage
 from dispatcher.placement import Closing
 from dispatcher.reply import Reply
 from dispatcher.shard import LATE, STOPPED, ShardEnd, ShardRunner
@@ -309,6 +310,68 @@ async def test_a_full_storage_is_waited_out_and_told(make_runner, ledger, batch,
     entry = await ledger.entry(batch)
     assert entry.completed > 0
     assert entry.fields["trouble"] == ""
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """After the first chunk the input cannot be read, until `readable` is set."""
+    readable, plain = threading.Event(), BatchFiles.read_ranges
+    reads = Counter()
+
+    def read_ranges(files, name, ranges):
+        reads[name] += name == INPUT
+        if reads[INPUT] > 1 and not readable.is_set():
+            raise StorageError("the mount is gone")
+        return plain(files, name, ranges)
+
+    monkeypatch.setattr(BatchFiles, "read_ranges", read_ranges)
+    monkeypatch.setattr("dispatcher.shard._CHUNK", 2)
+    monkeypatch.setattr("dispatcher.shard._READ_PAUSE_S", (0.001, 0.002))
+    return readable
+
+
+async def test_an_input_that_cannot_be_read_for_a_while_is_waited_for_and_told(
+    make_runner, ledger, batch, answers, unreadable
+):
+    task = asyncio.create_task(make_runner().run(batch, 0, 1))
+    while "the mount is gone" not in ((await ledger.entry(batch)).trouble or ""):
+        assert not task.done()
+    unreadable.set()
+    assert await task in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    assert (await ledger.entry(batch)).trouble is None
+    assert set(answers.asked.values()) == {1}
+
+
+async def test_what_was_answered_is_kept_when_the_input_stays_unreadable(
+    make_runner, storage, batch, answers, unreadable, monkeypatch
+):
+    monkeypatch.setattr("dispatcher.shard._READ_PATIENCE_S", 0.0)
+    with pytest.raises(BaseExceptionGroup):
+        await make_runner(part_age_s=1000.0, part_lines=1000).run(batch, 0, 1)
+    assert len(lines_of(storage, batch, 1)) == answers.asked.total() == 2
+
+
+async def test_a_write_that_still_waits_for_its_thread_survives_a_cancellation(
+    make_runner, storage, batch, answers
+):
+    one, blocked, go_on = ThreadPoolExecutor(1), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(one)
+    answers.wait_after = 6
+    task = asyncio.create_task(make_runner().run(batch, 0, 1))
+    await answers.reached.wait()
+    loop.run_in_executor(None, lambda: (blocked.set(), go_on.wait(10)))
+    while not blocked.is_set():  # noqa: ASYNC110 - a thread has no event for us
+        await asyncio.sleep(0)
+    answers.let_go.set()
+    while one._work_queue.empty():  # noqa: ASYNC110 - until the part waits for the thread
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert len(lines_of(storage, batch, 1)) == answers.asked.total()
 
 
 async def test_trouble_that_somebody_else_told_goes_with_the_first_part_that_is_written(

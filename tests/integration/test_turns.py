@@ -15,6 +15,7 @@ pytestmark = pytest.mark.integration
 
 QUEUE = "rq:queue:default"
 INTERMEDIATE = f"{QUEUE}:intermediate"
+LATER_S = 9e9
 A, B, C = (f"batch_{letter * 24}" for letter in "abc")
 MEMORY = [key.of("default") for key in (keys.QUEUE_MEMORY, keys.QUEUE_TURNS, keys.QUEUE_EXPRESS)]
 
@@ -33,7 +34,7 @@ class Desk:
         self.connection = connection
         self.turns = Turns(connection, look_s=look_s)
 
-    def knows(self, batch, *, share=1.0, expires_at=1e9, costs="", cost_total=100, shards=1):
+    def knows(self, batch, *, share=1.0, expires_at=LATER_S, costs="", cost_total=100, shards=1):
         fields = {"share": share, "expires_at": expires_at, "shard_costs": costs}
         self.connection.hset(
             keys.BATCH.of(batch), mapping=fields | {"cost_total": cost_total, "shards": shards}
@@ -152,10 +153,17 @@ def test_what_counts_is_what_shards_cost(desk):
 
 
 def test_of_batches_that_had_as_much_the_nearer_deadline_goes_first_then_the_earlier(desk):
-    desk.push_shards(A, 3, expires_at=300)
-    desk.push_shards(B, 3, expires_at=100)
-    desk.push_shards(C, 3, expires_at=300)
+    desk.push_shards(A, 3, expires_at=LATER_S + 300)
+    desk.push_shards(B, 3, expires_at=LATER_S + 100)
+    desk.push_shards(C, 3, expires_at=LATER_S + 300)
     assert [batch_of(job) for job in desk.take_many(6)] == [B, A, C, B, A, C]
+
+
+def test_a_batch_whose_time_is_over_costs_the_others_nothing(desk):
+    """Nothing of it is sent any more; and it has waited long enough for its end."""
+    desk.push_shards(A, 3)
+    desk.push_shards(B, 3, expires_at=1000)
+    assert [batch_of(job) for job in desk.take_many(6)] == [B, B, B, A, A, A]
 
 
 def test_a_batch_that_is_not_known_has_its_turn_too(desk):

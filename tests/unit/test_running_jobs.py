@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dispatcher import jobs
+from dispatcher.batches.errors import StorageError
 from dispatcher.bookkeeping import Bookkeeping
 from dispatcher.running import RunningJobs
 
@@ -86,3 +87,39 @@ async def test_an_interrupted_job_whose_end_cannot_be_told_is_let_go_too(held):
         await held._inline.waits.wait()
         held.stop("stopped")
     assert len(held) == 0
+
+
+class Unreadable:
+    """Shards whose files cannot be read."""
+
+    async def run(self, batch_id, shard, urgency, stop, hold):
+        raise StorageError("the mount is gone")
+
+
+class Cancelled:
+    """A ledger in which every batch is cancelling; `told` once it was told of trouble."""
+
+    def __init__(self):
+        self.told = asyncio.Event()
+
+    async def set_fields(self, batch_id, fields):
+        self.told.set()
+
+    async def entries(self, batch_ids):
+        return {batch_id: SimpleNamespace(status="cancelling") for batch_id in batch_ids}
+
+
+async def test_a_shard_that_pauses_for_its_storage_is_handed_back_though_its_batch_is_cancelled(held):
+    """Its job would stay with us for a minute, and the end of its batch wait for that."""
+    handed_back = []
+    held._claims.hand_back = lambda claimed: handed_back.append(claimed.id)
+    held._shards, held._ledger = Unreadable(), Cancelled()
+    shard = claimed("batch_1-0")
+    shard.function, shard.args = jobs.RUN_SHARD, ()
+    shard.kwargs = {"batch_id": "batch_1", "shard": 0}
+    async with asyncio.TaskGroup() as group:
+        held.start(shard, group)
+        await held._ledger.told.wait()
+        await held.interrupt_unwanted()
+        held._ending.set()
+    assert (handed_back, len(held)) == (["batch_1-0"], 0)
