@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from dispatcher import quota
 from dispatcher.backlog import Backlog, Waiting
+from dispatcher.demand import Courtesy, Demand
 from dispatcher.scheduler.decision import Busy, Chosen, NoWorker, NoWorkerReason, decide
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import WORTH_IT, Outlook, Underway
@@ -33,6 +34,8 @@ _SCOUTING_S = 2.0
 _SCOUT_COST = 4.0
 """A scout costs at most so many times the cheapest request seen: it shall be back soon."""
 
+_DECLINED_S = 1.0
+"""How long it is remembered that room was declined, while there is none of any kind."""
 _SPEED_STEP = -math.log(WORTH_IT)
 """Logarithm of a difference in speed that no request waits for."""
 _SCOUTS_ONLY, _OF_UNKNOWN_SPEED = -1_000_000, 1_000_000
@@ -82,6 +85,11 @@ class Assignment(Generic[Granted]):
         """Kept from look to look: each slot in it is waited for by one request."""
         self._underway: Iterable[Underway] = ()
         self._now_s = 0.0
+        self._courtesy = Courtesy()
+        self._unmet: dict[str | None, int] = {}
+        """Urgency of the most urgent request that found no room in this pass, by model."""
+        self._declined_room: dict[str | None, tuple[float, float]] = {}
+        """Speed of the fastest room that all who waited declined, and when, by model."""
 
     def note(self, need: Need) -> None:
         """Hear of a request that comes to wait."""
@@ -94,18 +102,43 @@ class Assignment(Generic[Granted]):
         self._outlook = None
         self._ends_at.clear()
         self._looked = True
-        self._send_scouts_only(set(fleet.ids) - speeds.keys(), now_s)
+        ready = {name for name, is_ready in zip(fleet.ids, fleet.ready.tolist(), strict=True) if is_ready}
+        self._send_scouts_only(ready, now_s)
 
-    def _send_scouts_only(self, unknown: AbstractSet[str], now_s: float) -> None:
+    def _send_scouts_only(self, ready: AbstractSet[str], now_s: float) -> None:
         """Give workers of unknown speed a few short requests first: the long ones shall go where they belong.
 
-        A worker that does not answer in time, or whose answers have no tokens, is no longer held back.
+        A worker that does not answer in time, or whose answers have no tokens, is no longer held back. Its
+        time begins when it is ready, and anew when it is again.
         """
+        self._scouting_since = {name: self._scouting_since.get(name, now_s) for name in ready}
         self._scouted = frozenset(
-            name for name in unknown if now_s - self._scouting_since.setdefault(name, now_s) < _SCOUTING_S
+            name
+            for name, since_s in self._scouting_since.items()
+            if name not in self._speeds and now_s - since_s < _SCOUTING_S
         )
         for name in self._scouted:
             self.fleet.cap_limit(name, _SCOUTS)
+
+    def make_way(self, courtesy: Courtesy) -> None:
+        """Leave slots to other dispatchers, until it is said anew."""
+        self._courtesy = courtesy
+
+    @property
+    def others_wait(self) -> bool:
+        """Whether requests of other dispatchers found no room."""
+        return bool(self._courtesy)
+
+    def demand(self, backlog: Backlog[Granted]) -> list[Demand]:
+        """What found no room in the last pass, the most urgent first."""
+        found = []
+        for model, urgency in sorted(self._unmet.items(), key=lambda item: item[1]):
+            count = backlog.count(model, urgency)
+            beyond, at_s = self._declined_room.get(model, (0.0, -math.inf))
+            if count and self.fleet.has_ready(model):
+                fresh = self._now_s - at_s < _DECLINED_S
+                found.append(Demand(model, urgency, count, beyond if fresh else 0.0))
+        return found
 
     def assign(
         self, backlog: Backlog[Granted], underway: Iterable[Underway], now_s: float
@@ -117,7 +150,10 @@ class Assignment(Generic[Granted]):
         asks: list[tuple[Waiting[Granted], Chosen]] = []
         closed: set[Hashable] = set()
         self._begin_pass(backlog, underway, now_s)
+        leaving = self._courtesy.begin(self.fleet, now_s)
         while len(asks) < MOST_ASKS and (waiting := backlog.first(closed)) is not None:
+            if leaving.before(waiting.urgency):
+                self._rooms.clear()
             if waiting.need.model in self._busy or self._declined(waiting):
                 closed.add(backlog.lane(waiting))
             elif self._better_waits(waiting):
@@ -128,8 +164,24 @@ class Assignment(Generic[Granted]):
                 continue
             else:
                 closed.add(backlog.lane(waiting))
+            if backlog.lane(waiting) not in self._stranded:
+                self._unmet.setdefault(waiting.need.model, waiting.urgency)
             backlog.rejoin(waiting)
+        self._note_declined_room(asks)
+        leaving.end()
+        self._rooms.clear()
         return asks
+
+    def _note_declined_room(self, asks: list[tuple[Waiting[Granted], Chosen]]) -> None:
+        """Room that is left over was declined by all who wait: others leave them faster workers only."""
+        for model in {waiting.need.model for waiting, _ in asks}:
+            self._declined_room.pop(model, None)
+        for model in list(self._unmet):
+            room = self._room(model)
+            if room.workers and room.fastest is None:
+                del self._unmet[model]  # it is for scouts, or of unknown speed: nobody waits in vain
+            elif room.workers and room.fastest is not None:
+                self._declined_room[model] = (room.fastest, self._now_s)
 
     def has_room(self, backlog: Backlog[Granted]) -> bool:
         """Whether more requests should be brought, whatever they ask for."""
@@ -147,6 +199,7 @@ class Assignment(Generic[Granted]):
         self._underway, self._now_s = underway, now_s
         self._rooms.clear()
         self._busy.clear()
+        self._unmet.clear()
         self._stranded.intersection_update(lane for lane, _, _, _ in backlog.lanes())
         self.without_worker = None
         if self._looked:  # all may be otherwise

@@ -135,6 +135,11 @@ class Backlog(Generic[Granted]):
                 first = lane[0][1]
                 yield key, first.need.model, len(lane), first.declined is not None
 
+    def count(self, model: str | None, urgency: int) -> int:
+        """How many requests of this urgency wait for a model."""
+        heads = ((lane[0][1], len(lane)) for lane in self._lanes.values() if lane)
+        return sum(count for head, count in heads if head.need.model == model and head.urgency == urgency)
+
     @staticmethod
     def lane(waiting: Waiting[Granted]) -> Hashable:
         """The lane that a request stands in."""

@@ -66,7 +66,8 @@ class Hedging:
     def lost_one(self, charged: float, wrote: float) -> None:
         """One of two attempts was lost, with all that it wrote: that is what they cost.
 
-        It is less than was charged where the first had only begun, and lets others have a second one.
+        It is less than was charged where the first had only begun, and lets others have a second one. When
+        the other is lost as well, nothing is `charged` any more.
         """
         self._spent += wrote - charged
 

@@ -22,6 +22,18 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True, eq=False)
+class Pair:
+    """Two attempts for one request. ``charged``: what the account of second attempts was charged for them."""
+
+    charged: float
+
+    def settle(self) -> float:
+        """What was charged, once: the other of the two has nothing to give back."""
+        charged, self.charged = self.charged, 0.0
+        return charged
+
+
+@dataclass(slots=True, eq=False)
 class Held:
     """A lease that a request holds, until `Placement.give_back`."""
 
@@ -43,8 +55,8 @@ class Held:
     """Whether it is the one request that a half-open breaker let through."""
     join: Callable[[Held], None] | None = field(default=None, repr=False)
     """How a second attempt joins its request; None: none may, or one has."""
-    charged: float | None = field(default=None, repr=False)
-    """Of one of two attempts: what the account of second attempts was charged for them; None: nothing."""
+    pair: Pair | None = field(default=None, repr=False)
+    """Of one of two attempts for a request: what both have in common; None: nothing was charged for them."""
     call_off: Callable[[], None] | None = field(default=None, repr=False)
     """How its request is called off while it is sent; None: it is not, or was."""
 

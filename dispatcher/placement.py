@@ -18,15 +18,17 @@ import structlog
 
 from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
 from dispatcher.backlog import Backlog, Waiting
+from dispatcher.demand import Courtesy
 from dispatcher.hedges import Candidate, Hedge
 from dispatcher.hedging import Hedging
-from dispatcher.leasing import Held, Leasing
+from dispatcher.leasing import Held, Leasing, Pair
 from dispatcher.recall import Recall
 from dispatcher.scheduler.decision import Chosen, NoWorkerReason
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import Underway
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
+from dispatcher.shared_demand import SharedDemand
 from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
@@ -39,6 +41,12 @@ log = structlog.get_logger(__name__)
 _OUTAGE_PAUSE_S = (0.1, 5.0)
 _WATCH_S = 1.0
 """How old a look may get while requests are in flight and nobody waits: their workers may stand still."""
+
+_LOOKING = 0.2
+"""The most of its time that a dispatcher looks at the fleet: of a large one every look is work."""
+
+_HOLDS_LOOKS = 3.0
+"""How long what waits here is told to others: so many times as long as it is from one look to the next."""
 
 
 class Closing(Exception):
@@ -59,18 +67,21 @@ class Placement:
         rng: Random,
         view_interval_s: float,
         shared_speeds: SharedSpeeds | None = None,
+        shared_demand: SharedDemand | None = None,
         stale_after_s: float = 3.0,
         dead_after_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owner` names this dispatcher in its leases; it is used by no other, and by none after it.
 
-        `shared_speeds` is where other dispatchers tell how fast workers are; None: there is nobody to hear.
+        `shared_speeds` is where other dispatchers tell how fast workers are, `shared_demand` where they tell
+        what waits there; None: there is nobody to hear.
         """
         self._store = store
         self._assignment: Assignment[Held] = Assignment(strategies, rng)
         self._speeds = speeds
         self._shared_speeds = shared_speeds
+        self._shared_demand = shared_demand
         self.hedging = hedging
         self._view_interval_s = view_interval_s
         self._stale_after_s = stale_after_s
@@ -82,6 +93,7 @@ class Placement:
         self._recall = Recall()
         self._workers: dict[str, WorkerView] = {}
         self._viewed_at = clock()
+        self._look_took_s = 0.0
         self._outdated = True
         """What was seen of the fleet is to be looked at anew, however young it is."""
         self._wake = asyncio.Event()
@@ -119,14 +131,14 @@ class Placement:
         end = End(held.lease, held.worker_id, held.epoch, verdict, reason, defer_s, halve)
         if self._leasing.end(held, end):
             self._wake.set()
-            if held.charged is not None and verdict is not Verdict.SUCCESS:
-                self._account_for_lost(held, held.charged)
+            if held.pair is not None and verdict is not Verdict.SUCCESS:
+                self._account_for_lost(held, held.pair)
 
-    def _account_for_lost(self, held: Held, charged: float) -> None:
+    def _account_for_lost(self, held: Held, pair: Pair) -> None:
         speed = self._known_speeds.get(held.worker_id)
         if speed is not None:
             wrote = (self._now() - held.granted_s) * speed
-            self.hedging.lost_one(charged, min(max(0.0, wrote), held.answer_tokens))
+            self.hedging.lost_one(pair.settle(), min(max(0.0, wrote), held.answer_tokens))
 
     # -- what the service asks ------------------------------------------------------------------------------
 
@@ -207,6 +219,10 @@ class Placement:
             await self._woken()
             self._wake.clear()
             try:
+                if pause_s > _OUTAGE_PAUSE_S[0]:
+                    await (
+                        self._leasing.renew()
+                    )  # what ran out meanwhile still runs: it is not free for others
                 await self._pass()
             except StoreUnavailable as error:
                 log.warning("cannot place requests now", error=str(error), retry_in_s=pause_s)
@@ -235,8 +251,14 @@ class Placement:
     def _look_every_s(self) -> float | None:
         """How old a look at the fleet may get; None: it does not matter now."""
         if self._attentive:
-            return self._view_interval_s
-        return max(_WATCH_S, self._view_interval_s) if self._leasing.held else None
+            return self._between_looks_s
+        return max(_WATCH_S, self._between_looks_s) if self._leasing.held else None
+
+    @property
+    def _between_looks_s(self) -> float:
+        """As is set; more where looks take long, but not so much that loads grow stale meanwhile."""
+        spared_s = min(self._look_took_s / _LOOKING, self._stale_after_s / 3)
+        return max(self._view_interval_s, spared_s)
 
     @property
     def _attentive(self) -> bool:
@@ -260,7 +282,9 @@ class Placement:
             finally:
                 if self._closing:  # who was refused went back to wait, after `close` had sent all away
                     self._send_away()
-        elif self.hedging.due and not self._backlog and not self._closing:
+        elif (
+            self.hedging.due and not self._backlog and not self._closing and not self._assignment.others_wait
+        ):
             await self._hedge()
         self._tell_passed()
 
@@ -271,6 +295,7 @@ class Placement:
                 self._fleet.deferred(held.worker_id, self._now() + end.defer_s)
 
     async def _look(self) -> None:
+        began_at = self._clock()
         view = await self._store.view()
         self._viewed_at, self._outdated = self._clock(), False
         self._workers = {worker.id: worker for worker in view.workers}
@@ -286,6 +311,17 @@ class Placement:
         )
         self._assignment.look(fleet, self._known_speeds, view.now_s)
         self._recall.look(view)
+        await self._make_way()
+        self._look_took_s = self._clock() - began_at
+
+    async def _make_way(self) -> None:
+        """Tell other dispatchers what waits here, and leave slots to what waits there."""
+        if self._shared_demand is None:
+            return
+        mine = self._assignment.demand(self._backlog)
+        others = await self._shared_demand.exchange(mine, _HOLDS_LOOKS * self._between_looks_s)
+        held = Counter(held.worker_id for held in self._leasing.held.values()) if others else None
+        self._assignment.make_way(Courtesy(others, held))
 
     def _call_off_the_lost(self) -> None:
         """Have requests come back whose workers are given up. What is held is older than the last look."""
@@ -397,7 +433,8 @@ class Placement:
         if join is None:  # its request has ended meanwhile
             self.give_back(second, Verdict.NEUTRAL, "came too late")
             return
-        first.charged = second.charged = self.hedging.made_one(first.answer_tokens, idle=hedge.idle)
+        charged = self.hedging.made_one(first.answer_tokens, idle=hedge.idle)
+        first.pair = second.pair = None if charged is None else Pair(charged)
         log.debug("second attempt", first=first.worker_id, second=worker_id)
         join(second)
 

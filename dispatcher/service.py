@@ -38,6 +38,7 @@ from dispatcher.send import Sender, make_transport
 from dispatcher.server import LoopDoor, serving
 from dispatcher.settings import DispatcherSettings
 from dispatcher.shard import ShardRunner
+from dispatcher.shared_demand import SharedDemand
 from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
 from dispatcher.survey import Survey, survey
@@ -81,6 +82,7 @@ class Dispatcher:
             rng=rng,
             view_interval_s=settings.view_interval_s,
             shared_speeds=self._shared_speeds,
+            shared_demand=SharedDemand(self._redis, settings.name),
             stale_after_s=settings.scheduler.stale_after_s,
             dead_after_s=settings.scheduler.dead_after_s,
         )

@@ -49,7 +49,9 @@ class DispatcherSettings(ServiceSettings):
     connect_timeout_s: float = Field(default=5.0, gt=0)
     inline_deadline_s: float = Field(default=3600.0, gt=0, description="all the time of an inline request")
 
-    view_interval_s: float = Field(default=0.1, gt=0, description="how old a look at the fleet may get")
+    view_interval_s: float = Field(
+        default=0.1, gt=0, description="how old a look at the fleet may get; more where looking takes long"
+    )
     lease_ttl_s: float = Field(default=20.0, gt=1, description="a lease nobody renews ends after this")
     part_lines: int = Field(default=256, ge=1, description="results that make a durable part at once")
     part_age_s: float = Field(default=1.0, gt=0, description="age at which fewer results make one")

@@ -52,6 +52,13 @@ SPEEDS = Key(
     "10 min after the last",
 )
 
+DEMAND = Key(
+    "demand",
+    "hash",
+    "dispatcher -> what found no room there (JSON: model, urgency, count, beyond which speed), for how long",
+    "a minute after the last",
+)
+
 MONITORS = Key("monitors", "zset", "monitor name -> last heartbeat (s)", "for ever")
 
 BATCHES = Key("batches", "zset", "batch id -> time created (s)", "until the batch is removed")

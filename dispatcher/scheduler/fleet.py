@@ -137,6 +137,11 @@ class FleetModel:
             self._serving[model] = None if mask.all() else mask
         return self._serving[model]
 
+    def has_ready(self, model: str | None) -> bool:
+        """Whether anybody is ready who serves ``model``."""
+        serving = self.serving(model)
+        return bool((self.ready if serving is None else self.ready & serving).any())
+
     def with_room(self, model: str | None, now_s: float) -> list[str]:
         """Who could take one more request for ``model`` now, as far as this view knows."""
         return [self.ids[place] for place in np.flatnonzero(self.room(model, now_s)).tolist()]
@@ -169,6 +174,10 @@ class FleetModel:
         place = self._index.get(worker_id)
         if place is not None:
             self.limit[place] = min(self.limit[place], limit)
+
+    def set_aside(self, worker_id: str, count: int) -> None:
+        """Count so many slots as taken that are free, for somebody else; less than 0: as free again."""
+        self._add_lease(self._index[worker_id], count)
 
     def none_of(self, names: Iterable[str]) -> Mask:
         """Everybody but these; names of no worker change nothing."""

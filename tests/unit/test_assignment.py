@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 
 from dispatcher.assignment import Assignment
 from dispatcher.backlog import Backlog
+from dispatcher.demand import Courtesy, Demand
 from dispatcher.scheduler.decision import NoWorkerReason
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import Underway
@@ -17,7 +19,7 @@ from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
 from forebay.policy.engine import Engine, EngineSpec
 from forebay.policy.watched import Polling, WatchedWorker
-from workers.fleet import FleetView
+from workers.fleet import FleetView, WorkerState
 
 SPEEDS = {"slow": 10.0, "fast": 40.0}
 FULL = [Underway("fast", 0.0, 80)]
@@ -32,14 +34,21 @@ class Desk:
             name: WatchedWorker(name, Engine(EngineSpec(1, count)), Polling(), told=True)
             for name, count in slots.items()
         }
+        self.states = dict.fromkeys(slots, WorkerState.READY)
         self.assignment = Assignment(Strategies(SchedulerPolicy()), Random(1))
         self.backlog = Backlog()
         self.look(speeds)
 
     def look(self, speeds=SPEEDS, now_s=0.0):
-        views = tuple(worker.view(0.0) for worker in self.workers.values())
+        views = tuple(
+            replace(worker.view(0.0), state=self.states[name]) for name, worker in self.workers.items()
+        )
         known = {name: speed for name, speed in speeds.items() if name in self.workers}
         self.assignment.look(FleetModel(FleetView(now_s, 1, views), speeds=known), known, now_s)
+
+    def ready(self, **states):
+        for name, ready in states.items():
+            self.states[name] = WorkerState.READY if ready else WorkerState.STARTING
 
     def come(self, *tokens, urgency=0, model=None):
         for count in tokens:
@@ -174,3 +183,68 @@ async def test_who_gave_up_while_waiting_for_a_faster_worker_is_passed_over(desk
     desk.free("fast")
     assert desk.go() == []
     assert len(desk.backlog) == 0
+
+
+def test_a_worker_that_takes_long_to_start_is_given_its_time_when_it_is_ready():
+    desk = Desk({}, new=16)
+    desk.ready(new=False)
+    desk.look({}, now_s=0.0)
+    desk.ready(new=True)
+    desk.look({}, now_s=100.0)
+    desk.come(*[1000] * 3, *[10] * 6)
+    assert desk.go(now_s=100.0) == [(10, "new")] * 4
+    desk.ready(new=False)
+    desk.look({}, now_s=200.0)
+    desk.ready(new=True)
+    desk.look({}, now_s=300.0)
+    assert desk.go(now_s=300.0) == [(10, "new")] * 2
+
+
+def test_what_finds_no_room_is_told_by_model_the_most_urgent_first():
+    desk = Desk(slow=1, fast=1)
+    desk.fill("slow")
+    desk.fill("fast")
+    desk.come(10, 20, 30, urgency=2)
+    desk.come(5, urgency=1)
+    assert desk.go() == []
+    assert desk.assignment.demand(desk.backlog) == [Demand(None, 1, 1)]
+    desk.free("fast")
+    assert desk.go() == [(5, "fast")]
+    assert desk.assignment.demand(desk.backlog) == [Demand(None, 2, 3)]
+
+
+def test_nothing_is_told_where_there_was_room_for_all_or_nobody_to_serve_them():
+    for desk, count in ((Desk(slow=4), 2), (Desk(), 0)):
+        desk.come(10, 20, model="m")
+        assert len(desk.go()) == count
+        assert desk.assignment.demand(desk.backlog) == []
+
+
+def test_room_that_all_declined_is_told_and_remembered_while_there_is_none(desk):
+    desk.come(400)
+    assert desk.go(FULL) == []
+    assert desk.assignment.demand(desk.backlog) == [Demand(None, 0, 1, 10.0)]
+    desk.fill("slow")
+    assert desk.go(FULL, now_s=0.5) == []
+    assert desk.assignment.demand(desk.backlog) == [Demand(None, 0, 1, 10.0)]
+    assert desk.go(FULL, now_s=5.0) == []
+    assert desk.assignment.demand(desk.backlog) == [Demand(None, 0, 1)]
+
+
+def test_what_waits_elsewhere_and_is_more_urgent_goes_first():
+    desk = Desk(slow=1, fast=1)
+    desk.assignment.make_way(Courtesy([(Demand(None, 0, 1),)]))
+    desk.come(10, 20, urgency=1)
+    assert len(desk.go()) == 1
+    assert desk.go() == []
+    desk.assignment.make_way(Courtesy())
+    assert len(desk.go()) == 1
+
+
+def test_what_one_makes_way_for_does_not_hold_up_its_own_urgent_requests():
+    desk = Desk(fast=2)
+    desk.assignment.make_way(Courtesy([(Demand(None, 1, 2),)]))
+    desk.come(10, urgency=1)
+    desk.come(20, 30, urgency=0)
+    desk.come(40, urgency=2)
+    assert desk.go() == [(30, "fast"), (20, "fast")]

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import math
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -100,7 +101,7 @@ def need(model="llama", cost=10):
     return Need(model=model, prompt_tokens=2, asked_tokens=8, cost_tokens=cost)
 
 
-def make(store, *, view_interval_s=0.001, rates=None):
+def make(store, *, view_interval_s=0.001, rates=None, clock=time.monotonic):
     """`rates`: tokens per second and sequence that each worker was seen to write."""
     speeds = Speeds()
     for name in store.limits:
@@ -113,6 +114,7 @@ def make(store, *, view_interval_s=0.001, rates=None):
         owner="d",
         rng=random.Random(1),
         view_interval_s=view_interval_s,
+        clock=clock,
     )
 
 
@@ -220,6 +222,25 @@ async def test_an_outage_is_waited_out_and_nothing_is_lost(monkeypatch):
     assert [end.reason for end in store.settled] == ["reset"]
 
 
+async def test_after_an_outage_what_is_held_is_renewed_before_anybody_gets_its_slot(monkeypatch):
+    monkeypatch.setattr("dispatcher.placement._OUTAGE_PAUSE_S", (0.001, 0.002))
+    store = Store()
+    placement = make(store)
+    async with passes(placement):
+        held = await placement.lease(need(), 1)
+        store.away = 1
+        renewed_then = []
+        plain = store.acquire
+
+        async def acquire(asks):
+            renewed_then.extend(store.renewed)
+            return await plain(asks)
+
+        store.acquire = acquire
+        await placement.lease(need(), 1)
+    assert renewed_then == [{A: (held.lease,)}]
+
+
 async def test_a_lease_whose_grant_got_lost_on_the_way_is_freed(monkeypatch):
     monkeypatch.setattr("dispatcher.placement._OUTAGE_PAUSE_S", (0.001, 0.002))
     store = Store(**{A: 1, B: 1})
@@ -258,6 +279,36 @@ async def test_closing_sends_away_who_waits_and_whoever_comes():
                 await refused
         placement.give_back(held, Verdict.SUCCESS)
         await until(lambda: not store.leases)
+
+
+class LargeFleet(Store):
+    """A look at it takes so long on its clock."""
+
+    def __init__(self, look_s):
+        super().__init__(**{A: 3})
+        self.look_s, self.now_s, self.looks = look_s, 0.0, 0
+
+    async def view(self):
+        self.looks += 1
+        self.now_s += self.look_s
+        return await super().view()
+
+    def clock(self):
+        return self.now_s
+
+
+@pytest.mark.parametrize(("look_s", "apart_s"), [(0.001, 0.1), (0.1, 0.5), (60.0, 1.0)])
+async def test_a_fleet_that_takes_long_to_look_at_is_looked_at_less_often(look_s, apart_s):
+    store = LargeFleet(look_s)
+    placement = make(store, view_interval_s=0.1, clock=store.clock)
+    async with passes(placement):
+        await placement.lease(need(), 1)
+        store.now_s += 0.9 * apart_s
+        await placement.lease(need(), 1)
+        assert store.looks == 1
+        store.now_s += 0.2 * apart_s
+        await placement.lease(need(), 1)
+        assert store.looks == 2
 
 
 async def test_closing_sends_away_also_who_is_being_refused_at_that_moment():
