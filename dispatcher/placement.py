@@ -213,7 +213,9 @@ class Placement:
     # -- the passes -----------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Make passes until cancelled. An outage of Redis is waited out; what is held stays held."""
+        """Make passes until cancelled. An outage of Redis, or a pass that fails, is waited out; what is held
+        stays held.
+        """
         pause_s = _OUTAGE_PAUSE_S[0]
         while True:
             await self._woken()
@@ -226,11 +228,14 @@ class Placement:
                 await self._pass()
             except StoreUnavailable as error:
                 log.warning("cannot place requests now", error=str(error), retry_in_s=pause_s)
-                await asyncio.sleep(pause_s)
-                pause_s = min(pause_s * 2, _OUTAGE_PAUSE_S[1])
-                self._wake.set()
+            except Exception:  # a mistake of ours, or a key that somebody spoiled, must not end all that runs
+                log.exception("cannot place requests now", retry_in_s=pause_s)
             else:
                 pause_s = _OUTAGE_PAUSE_S[0]
+                continue
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * 2, _OUTAGE_PAUSE_S[1])
+            self._wake.set()
 
     async def settle_all(self) -> None:
         """Free what has ended, now: for the end of the service. Raises StoreUnavailable."""

@@ -269,12 +269,19 @@ class Dispatcher:
     # -- chores ---------------------------------------------------------------------------------------------
 
     async def _every(self, interval_s: float, chore: Callable[[], Any]) -> None:
+        failing = False
         while True:
             await asyncio.sleep(interval_s)
             try:
                 await chore()
+                failing = False
             except StoreUnavailable as error:
                 log.warning("a chore has to wait", error=str(error))
+            except Exception:
+                # It must end neither the service nor what is in flight, nor fill the log.
+                if not failing:
+                    log.exception("a chore failed")
+                failing = True
 
     async def _beat(self, claims: JobClaims, held: RunningJobs) -> None:
         await self._bookkeeping.step(claims.beat, held.claimed)

@@ -11,7 +11,7 @@ import re
 
 from dispatcher.speeds import Speeds
 from workers import keys
-from workers.connection import AsyncRedis, text_fields, translated
+from workers.connection import AsyncRedis, Refused, text_fields, translated
 from workers.scripts import Scripts
 
 INTERVAL_S = 0.2
@@ -41,9 +41,12 @@ class SharedSpeeds:
         self._speeds.told(news)
 
     async def listen(self, now_s: float) -> None:
-        """Learn what others told lately. `now_s`: Redis' clock."""
-        with translated():
-            fields = text_fields(await self._client.hgetall(keys.SPEEDS.of()))
+        """Learn what others told lately. `now_s`: Redis' clock. What nobody of us wrote is not heard."""
+        try:
+            with translated():
+                fields = text_fields(await self._client.hgetall(keys.SPEEDS.of()))
+        except (Refused, UnicodeDecodeError):  # no hash, or no text
+            return
         told = {worker: _read(text, now_s) for worker, text in fields.items()}
         self._speeds.hear({worker: speed for worker, speed in told.items() if speed is not None})
 

@@ -66,14 +66,21 @@ class ConfiguredWorkers:
         """The fleet's, when Redis was told; a lower one says that Redis has lost what it was told."""
 
     async def keep(self, store: FleetStore) -> None:
-        """Keep Redis told until cancelled; outages of Redis and bad files are waited out."""
+        """Keep Redis told until cancelled; outages of Redis, bad files and mistakes are waited out."""
+        failing = False
         while True:
             heed_cancellation()
-            self.look()
             try:
+                self.look()
                 await self.tell(store)
+                failing = False
             except StoreUnavailable as error:
                 log.debug("workers not registered: redis does not answer", error=str(error))
+            except Exception:
+                # It must not end the watch over those that are registered, nor fill the log.
+                if not failing:
+                    log.exception("workers not registered")
+                failing = True
             await asyncio.sleep(LOOK_INTERVAL_S)
 
     def look(self) -> None:

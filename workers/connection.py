@@ -33,6 +33,8 @@ from workers.sentinel import is_sentinel_url, master_pool, sync_master_pool
 
 AsyncRedis = redis.asyncio.Redis
 SyncRedis = redis.Redis
+Refused = ResponseError
+"""The server's word that what was asked does not fit: a key is of another type, mostly. It will not pass."""
 
 SOCKET_TIMEOUT_S = 10.0
 _IN_NETLOC = re.compile(r"(//[^:/@]*):[^?#]*@")

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
 import pytest
 import structlog
 
+from monitor import configured
 from monitor.configured import ConfiguredWorkers, read_workers
 from workers.connection import AsyncRedis
 from workers.errors import SettingsError
-from workers.fleet import WorkerState
+from workers.fleet import FleetView, WorkerState
 from workers.spec import WorkerSpec
 from workers.store import FleetStore
 
@@ -22,6 +24,22 @@ A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 
 def table(worker: str, more: str = "") -> str:
     return f'[[worker]]\nurl = "http://{worker}"\n{more}\n'
+
+
+class Unreadable(FleetStore):
+    """Whose fleet cannot be read at first."""
+
+    def __init__(self, client: AsyncRedis) -> None:
+        super().__init__(client)
+        self.failures = 3
+        self.was_read = asyncio.Event()
+
+    async def view(self) -> FleetView:
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("spoiled")
+        self.was_read.set()
+        return await super().view()
 
 
 class File:
@@ -191,3 +209,19 @@ async def test_workers_of_flags_are_added_and_never_drained(store: FleetStore, f
     file.write(table(B))
     await ConfiguredWorkers(file.path).tell(store)
     assert await states(store) == {A: "starting", B: "starting"}
+
+
+async def test_a_mistake_of_ours_is_said_once_and_the_telling_goes_on(
+    valkey: AsyncRedis, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(configured, "LOOK_INTERVAL_S", 0.001)
+    file.write(table(A))
+    store = Unreadable(valkey)
+    with structlog.testing.capture_logs() as logs:
+        keeping = asyncio.create_task(ConfiguredWorkers(file.path).keep(store))
+        await asyncio.wait_for(store.was_read.wait(), 10)
+        keeping.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+    assert await states(store) == {A: "starting"}
+    assert [line["event"] for line in logs if line["log_level"] == "error"] == ["workers not registered"]

@@ -64,3 +64,14 @@ async def test_what_is_no_speed_is_not_believed_whoever_wrote_it(valkey):
     speeds = Speeds()
     await SharedSpeeds(valkey, speeds).listen(now_s)
     assert [speeds.has_seen(f"w:{n}") for n in range(len(rates))] == [False] * len(rates)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda valkey, key: valkey.set(key, "fast"), lambda valkey, key: valkey.hset(key, "a:1", b"\xff")],
+)
+async def test_a_key_that_is_none_of_ours_is_not_heard(valkey, spoil):
+    await spoil(valkey, keys.SPEEDS.of())
+    speeds = Speeds()
+    await SharedSpeeds(valkey, speeds).listen(await now_of(valkey))
+    assert not speeds.has_seen("a:1")

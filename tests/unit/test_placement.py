@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import structlog
 
 from dispatcher.hedging import Hedging
 from dispatcher.placement import Closing, Placement
@@ -34,6 +35,7 @@ class Store:
         self.settled = []
         self.renewed = []
         self.away = 0
+        self.spoiled = 0
         self.lost = 0
         self.stalled = set()
         self.models = {}
@@ -53,6 +55,9 @@ class Store:
 
     async def view(self):
         await self._answer()
+        if self.spoiled:
+            self.spoiled -= 1
+            raise ValueError("spoiled")
         return view(
             *(
                 worker(
@@ -239,6 +244,17 @@ async def test_after_an_outage_what_is_held_is_renewed_before_anybody_gets_its_s
         store.acquire = acquire
         await placement.lease(need(), 1)
     assert renewed_then == [{A: (held.lease,)}]
+
+
+async def test_a_pass_that_fails_is_told_and_the_next_one_grants_the_lease(monkeypatch):
+    monkeypatch.setattr("dispatcher.placement._OUTAGE_PAUSE_S", (0.001, 0.002))
+    store = Store()
+    store.spoiled = 1
+    placement = make(store)
+    with structlog.testing.capture_logs() as logs:
+        async with passes(placement), asyncio.timeout(10):
+            assert (await placement.lease(need(), 1)).worker_id == A
+    assert [line["log_level"] for line in logs if line["event"] == "cannot place requests now"] == ["error"]
 
 
 async def test_a_lease_whose_grant_got_lost_on_the_way_is_freed(monkeypatch):

@@ -1,0 +1,48 @@
+"""What a dispatcher does again and again beside its work: no failure of it ends the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import structlog
+
+from dispatcher.service import Dispatcher
+from dispatcher.settings import DispatcherSettings
+from workers.errors import StoreUnavailable
+
+
+@pytest.fixture
+async def dispatcher(tmp_path):
+    made = Dispatcher(DispatcherSettings(storage=str(tmp_path)))
+    yield made
+    await made._close(None)
+
+
+async def logged(dispatcher, *endings):
+    """The levels of what is logged while a chore ends so, one after the other."""
+    left, over = list(endings), asyncio.Event()
+
+    async def chore():
+        if not left:
+            over.set()
+        elif (ending := left.pop(0)) is not None:
+            raise ending
+
+    with structlog.testing.capture_logs() as logs:
+        doing = asyncio.create_task(dispatcher._every(0.0, chore))
+        await asyncio.wait_for(over.wait(), 10)
+        doing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doing
+    return [line["log_level"] for line in logs]
+
+
+async def test_a_chore_that_fails_is_told_once_until_it_went_well_and_done_again(dispatcher):
+    wrong = ValueError("spoiled")
+    assert await logged(dispatcher, wrong, wrong, None, wrong, wrong) == ["error", "error"]
+
+
+async def test_a_chore_that_redis_does_not_answer_waits(dispatcher):
+    away = StoreUnavailable("away")
+    assert await logged(dispatcher, away, away) == ["warning", "warning"]
