@@ -83,13 +83,13 @@ def _cache_config(series: Iterable[Series]) -> Mapping[str, int | None]:
     configs = [one.labels for one in series]
     if not configs:
         return {}
-    blocks = lenient.total([_digits(labels.get("num_gpu_blocks")) for labels in configs])
-    block_size = _digits(configs[0].get("block_size"))
-    tokens = lenient.total([_digits(labels.get("kv_cache_size_tokens")) for labels in configs])
+    blocks = lenient.total(
+        [lenient.count(lenient.digits(labels.get("num_gpu_blocks"))) for labels in configs]
+    )
+    block_size = lenient.count(lenient.digits(configs[0].get("block_size")))
+    tokens = lenient.total(
+        [lenient.count(lenient.digits(labels.get("kv_cache_size_tokens"))) for labels in configs]
+    )
     if tokens is None and blocks is not None and block_size is not None:
         tokens = blocks * block_size
     return {"block_size": block_size, "num_gpu_blocks": blocks, "capacity_tokens": tokens}
-
-
-def _digits(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None

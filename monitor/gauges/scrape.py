@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from monitor import lenient
 from monitor.gauges.contract import Field, MissingMetricsError, UnreadablePageError
 from monitor.gauges.reduce import to_load
 from monitor.http import Answer, NoAnswer, Silence, Target, get
@@ -73,5 +74,4 @@ def judge(answer: Answer, reader: PageReader, models: Collection[str], *, sent_s
 
 def _start_header(headers: Mapping[str, str]) -> float | None:
     # llama.cpp tells its start in a header instead of a metric.
-    text = headers.get("process-start-time-unix", "")
-    return float(text) if text.isascii() and text.isdigit() else None
+    return lenient.digits(headers.get("process-start-time-unix"))

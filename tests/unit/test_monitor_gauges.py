@@ -109,7 +109,7 @@ def page_of_two_ranks(usage: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-Inf", "-1"])
+@pytest.mark.parametrize("odd", ["NaN", "+Inf", "-Inf", "-1", "1e300"])
 def test_what_is_no_number_is_unknown_and_not_0(odd: str) -> None:
     load = read(vllm_page(kv=odd, waiting=odd))  # type: ignore[arg-type]  # as the engine prints it
     assert (load.kv_usage_mean, load.waiting, load.running) == (None, None, 1)
@@ -187,6 +187,20 @@ async def test_llamacpp_tells_its_start_in_a_header() -> None:
         httpx.Response(200, text=page("llamacpp_metrics.prom"), headers=headers), Runtime.LLAMACPP
     )
     assert found.load.process_start_time == 1792789361.0
+
+
+async def test_a_start_that_no_clock_can_tell_is_unknown() -> None:
+    headers = {"Process-Start-Time-Unix": "9" * 310}
+    found, _ = await scraped(
+        httpx.Response(200, text=page("llamacpp_metrics.prom"), headers=headers), Runtime.LLAMACPP
+    )
+    assert found.load.process_start_time is None
+
+
+def test_a_cache_larger_than_any_is_unknown() -> None:
+    config = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{"9" * 310}"}} 1\n'
+    load = read(vllm_page() + config)
+    assert (load.block_size, load.num_gpu_blocks, load.capacity_tokens) == (16, None, None)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,16 @@ def test_a_sum_with_an_unknown_part_is_unknown() -> None:
     assert (found.load.running, found.load.waiting) == (None, 2)
 
 
+@pytest.mark.parametrize("odd", ["1e999", "1e300", "9" * 400, "-1", "true", '"many"', "null"])
+def test_what_is_no_number_is_unknown_in_a_load_that_is_read_all_the_same(odd: str) -> None:
+    rank = (
+        f'{{"num_running_reqs": 1, "num_used_tokens": {odd}, "gen_throughput": {odd}, "token_usage": {odd}}}'
+    )
+    load = judge(200, {}, f'{{"loads": [{rank}]}}'.encode()).load
+    assert load is not None
+    assert (load.running, load.used_tokens, load.gen_throughput, load.kv_usage_max) == (1, None, None, None)
+
+
 def test_moments_of_no_step_are_no_counter() -> None:
     found = judge(200, {}, one_rank(num_running_reqs=1, decode_moments=[0.0] * 6))
     assert found.load is not None

@@ -25,7 +25,7 @@ from tests.monitored import (
 )
 from workers.breaker import BreakerState
 from workers.fleet import WorkerState, WorkerView
-from workers.load import LoadSource
+from workers.load import Load, LoadSource
 from workers.spec import Runtime
 
 SECTIONS = "/v1/loads?include=core,disagg,queues"
@@ -488,3 +488,15 @@ async def test_a_generic_workers_limit_comes_back_while_its_load_stays_unknown(b
     assert found.limit.value == 3
     assert (await watch.tick(replace(cut, max_running=2), memo=True)).limit is None
     assert (await watch.tick(replace(cut, limit=16, leases=16), memo=True)).limit is None
+
+
+async def test_a_throughput_beyond_all_measure_is_unknown_and_what_is_stored_can_be_read(
+    begin: Begin, clock: Clock
+) -> None:
+    watch = begin(sglang_engine(gen_throughput=1e308))
+    for _ in range(3):
+        found = await watch.tick(make_view(), memo=False)
+        clock.now_s += 5
+        assert found.load is not None
+        assert (found.load.gen_throughput, found.load.token_rate, found.load.capacity_rate) == (None,) * 3
+        assert Load.from_hash(found.load.to_hash()) == found.load
