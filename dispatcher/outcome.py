@@ -16,8 +16,9 @@ called off: its worker stands still, is gone  elsewhere              neutral: it
 404 naming the model                          elsewhere, then final  neutral, its models read again
 404, 405, 501 otherwise: no such endpoint     elsewhere, then final  neutral
 3xx, never followed: the URL is no engine's   elsewhere              failure
+unsendable: its URL, or its key, is none      elsewhere              failure
 400, 413, 422, other 4xx                      final                  neutral
-reply too large; request unsendable           final                  neutral
+reply too large                               final                  neutral
 cancelled by us                               cancelled              neutral
 ============================================  =====================  ================================
 
@@ -153,9 +154,10 @@ def _of_failure(kind: FailureKind, *, own_timeout: bool) -> Outcome:
             | FailureKind.BROKEN
             | FailureKind.CUT_OFF
             | FailureKind.PROTOCOL
+            | FailureKind.UNSENDABLE
         ):
             return Outcome(label, RequestFate.ELSEWHERE, Verdict.FAILURE)
-        case FailureKind.TOO_LARGE | FailureKind.UNSENDABLE:
+        case FailureKind.TOO_LARGE:
             return Outcome(label, RequestFate.FINAL, Verdict.NEUTRAL)
         case _:
             assert_never(kind)

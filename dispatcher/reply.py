@@ -28,8 +28,8 @@ class FailureKind(StrEnum):
     connect: refused, no route, unknown name, TLS. connect_timeout: no connection in time. broken: the
     connection was lost before a reply began. cut_off: it was lost in the middle of the reply. protocol:
     what came was not HTTP. timeout: the time given to the request ran out. too_large: the reply is bigger
-    than we keep. unsendable: the request itself is at fault (an impossible URL, header or body), no
-    worker was asked. recalled: we closed the connection, because the worker stands still or is gone.
+    than we keep. unsendable: nothing can be written to this worker (an impossible URL, or key), so it
+    was not asked. recalled: we closed the connection, because the worker stands still or is gone.
     """
 
     CONNECT = "connect"

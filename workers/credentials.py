@@ -14,7 +14,10 @@ from workers.errors import GiveUp
 
 
 class MissingKeyError(GiveUp):
-    """The record names a key that this process does not have: no such variable, no such file, or empty."""
+    """The record names a key that this process does not have: no such variable or file, or no key in it.
+
+    What holds signs that no header can carry is no key.
+    """
 
 
 def read_key(variable: str | None, file: str | None, environ: Mapping[str, str] = os.environ) -> str | None:
@@ -26,13 +29,13 @@ def read_key(variable: str | None, file: str | None, environ: Mapping[str, str] 
     key = environ.get(variable, "").strip()
     if not key:
         raise MissingKeyError(f"environment variable {variable} is not set for this process")
-    return key
+    return _sendable(key, f"environment variable {variable}")
 
 
 def key_if_there(
     variable: str | None, file: str | None, environ: Mapping[str, str] = os.environ
 ) -> str | None:
-    """The same, and None when the key is missing: the worker's refusal then says so."""
+    """The same, and None when the key is missing or none: the worker's refusal then says so."""
     try:
         return read_key(variable, file, environ)
     except MissingKeyError:
@@ -41,9 +44,16 @@ def key_if_there(
 
 def _from_file(file: str) -> str:
     try:
-        key = Path(file).read_text(encoding="utf-8").strip()
+        key = Path(file).read_text(encoding="utf-8-sig").strip()  # some editors begin a file with a BOM
     except (OSError, UnicodeDecodeError) as error:
         raise MissingKeyError(f"key file {file} cannot be read: {type(error).__name__}") from error
     if not key:
         raise MissingKeyError(f"key file {file} is empty")
+    return _sendable(key, f"key file {file}")
+
+
+def _sendable(key: str, source: str) -> str:
+    """The key, if a header can carry it; `source` is where it was read."""
+    if not (key.isascii() and key.isprintable()):
+        raise MissingKeyError(f"{source} holds more than a key: a sign that is not printable ASCII")
     return key

@@ -124,6 +124,22 @@ async def test_a_failure_is_tried_elsewhere_and_charged_to_its_own_worker():
     assert [need.tried for need in leases.asked] == [frozenset(), {"a:1"}]
 
 
+async def test_a_key_that_no_header_can_carry_is_not_sent_and_the_request_goes_elsewhere(monkeypatch):
+    monkeypatch.setenv("A_KEY", "\u201csecret\u201d")
+    network, leases = Network(httpx.Response(401), OK), Leases()
+    answer = await make(network, leases).run(request())
+    assert (answer.reply.status, answer.course.worker) == (200, "b:1")
+    assert "authorization" not in network.seen[0].headers
+    assert leases.back[0] == ("a:1", Verdict.NEUTRAL, "unauthorized", 10.0, False)
+
+
+async def test_a_worker_that_no_request_can_be_written_to_takes_none_from_the_others():
+    network, leases = Network(httpx.InvalidURL("no URL"), OK), Leases()
+    answer = await make(network, leases).run(request())
+    assert (answer.reply.status, answer.course.worker) == (200, "b:1")
+    assert leases.back[0] == ("a:1", Verdict.FAILURE, "unsendable", 0.0, False)
+
+
 async def test_attempts_are_bounded_and_every_one_gives_its_lease_back():
     network, leases = Network(httpx.Response(500)), Leases()
     answer = await make(network, leases).run(request())

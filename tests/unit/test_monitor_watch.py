@@ -462,6 +462,17 @@ async def test_a_missing_key_is_the_reason_and_nothing_is_asked(begin: Begin) ->
     assert engine.asked == []
 
 
+async def test_a_key_that_no_header_can_carry_is_the_reason_and_is_not_shown(begin: Begin) -> None:
+    engine = vllm_engine()
+    watch = begin(engine, environ={"ENGINE_KEY": "\u201chush-hush\u201d"})
+    found = await watch.tick(make_view(api_key_env="ENGINE_KEY"), memo=False)
+    assert found.state is not None
+    assert found.state.state is WorkerState.UNREADY
+    assert "ENGINE_KEY holds more than a key" in found.state.reason
+    assert "hush" not in repr(found)
+    assert engine.asked == []
+
+
 async def test_the_key_goes_with_every_request_of_its_worker(begin: Begin) -> None:
     engine = vllm_engine()
     watch = begin(engine, environ={"ENGINE_KEY": "hush-hush"})

@@ -213,10 +213,14 @@ def test_what_was_called_off_goes_elsewhere_charged_and_its_worker_hears_nothing
     assert recalled.charged
 
 
-@pytest.mark.parametrize("kind", [FailureKind.TOO_LARGE, FailureKind.UNSENDABLE])
-def test_what_no_other_worker_could_do_better_is_final(kind):
-    seen = outcome(Failure(kind, 0.1))
+def test_what_no_other_worker_could_do_better_is_final():
+    seen = outcome(Failure(FailureKind.TOO_LARGE, 0.1))
     assert (seen.fate, seen.verdict) == (RequestFate.FINAL, Verdict.NEUTRAL)
+
+
+def test_a_worker_whose_url_is_none_fails_and_the_request_goes_elsewhere():
+    seen = outcome(Failure(FailureKind.UNSENDABLE, 0.1))
+    assert (seen.fate, seen.verdict, seen.charged) == (RequestFate.ELSEWHERE, Verdict.FAILURE, True)
 
 
 @pytest.mark.parametrize("status", [401, 403])
