@@ -69,6 +69,7 @@ async def test_what_is_no_speed_is_not_believed_whoever_wrote_it(valkey):
 @pytest.mark.parametrize(
     "spoil",
     [lambda valkey, key: valkey.set(key, "fast"), lambda valkey, key: valkey.hset(key, "a:1", b"\xff")],
+    ids=["another type", "no text"],
 )
 async def test_a_key_that_is_none_of_ours_is_not_heard(valkey, spoil):
     await spoil(valkey, keys.SPEEDS.of())
