@@ -11,7 +11,7 @@ import msgspec
 
 from dispatcher.demand import Demand
 from workers import keys
-from workers.connection import AsyncRedis
+from workers.connection import AsyncRedis, Refused
 from workers.scripts import Scripts
 
 MOST_MODELS = 8
@@ -36,9 +36,12 @@ class SharedDemand:
         Raises StoreUnavailable.
         """
         told = _encode(mine[:MOST_MODELS]).decode() if mine else ""
-        answer = await self._scripts.run(
-            "exchange_demand", [keys.DEMAND.of()], [self._owner, told, repr(for_s)]
-        )
+        try:
+            answer = await self._scripts.run(
+                "exchange_demand", [keys.DEMAND.of()], [self._owner, told, repr(for_s)]
+            )
+        except (Refused, UnicodeDecodeError):
+            return []  # what stands there is of another type, or no text: none of ours wrote it
         return [demands for text in msgspec.json.decode(answer) if (demands := _read(text))]
 
 

@@ -58,3 +58,8 @@ async def test_what_others_wrote_there_is_not_heeded(one, valkey, text):
     await valkey.hset(keys.DEMAND.of(), "somebody", text)
     assert await one.exchange([URGENT], 60) == []
     assert await one.exchange([], 60) == []
+
+
+async def test_a_key_of_another_type_is_left_alone(one, valkey):
+    await valkey.set(keys.DEMAND.of(), "text")
+    assert await one.exchange([URGENT], 60) == []
