@@ -39,7 +39,7 @@ def _main() -> int:
     except ValueError as error:
         parser.error(str(error))
     if told.page_only:
-        _write_page(told.json, told.page or arguments.PAGE)
+        _publish(told.json, told.page or arguments.PAGE)
         return 0
     missing = record.missing(wanted, record.read(told.json))
     if told.list:
@@ -51,7 +51,7 @@ def _main() -> int:
         record.add(told.json, done)
         print(f"{number}/{len(missing)} {case.key}: {page.said(done)}", flush=True)
     if told.page is not None:
-        _write_page(told.json, told.page)
+        _publish(told.json, told.page)
     return 0
 
 
@@ -89,8 +89,11 @@ def _version(case: Case) -> str | None:
     return environments.version(system.package) if system.package else metadata.version("aiohttp")
 
 
-def _write_page(runs: Path, target: Path) -> None:
-    target.write_text(page.text(record.read(runs)), encoding="utf-8")
+def _publish(runs: Path, target: Path) -> None:
+    """Write the page, and beside it the runs that it is made of."""
+    records = record.newest(record.read(runs))
+    record.write(target.with_suffix(".jsonl"), records)
+    target.write_text(page.text(records), encoding="utf-8")
     print(f"wrote {target}")
 
 

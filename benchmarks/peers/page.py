@@ -16,7 +16,7 @@ _BESIDE = "interactive p99 s"
 _INTRODUCTION = """# Forebay beside its peers
 
 The same batch over the same simulated engines, fresh for each run, through Forebay and through what
-people use instead. Made by `python -m benchmarks.peers`; the file of runs is its only source.
+people use instead. Made by `make peers`; [the runs](benchmarks.jsonl), one a line, are its only source.
 
 *Time over the bound*: from the start of the batch, every service up and answering, to its results on
 disk, over the lower bound (total work over total capacity, or the longest answer alone on the fastest
@@ -69,15 +69,14 @@ _CAVEATS = f"""## What to make of it
 
 
 def text(records: Sequence[Record]) -> str:
-    """The whole page. Of runs of the same case the last counts."""
-    newest = list({record.case: record for record in records}.values())
+    """The whole page, of one record for each case."""
     groups: dict[tuple[str, int, bool], list[Record]] = {}
-    for record in newest:
+    for record in records:
         case = record.case
         groups.setdefault((case.scenario, case.requests, case.foretold), []).append(record)
     order = list(SCENARIOS)
     ordered = sorted(groups, key=lambda group: (order.index(group[0]), -group[1], group[2]))
-    parts = [_INTRODUCTION, measured_on(newest)]
+    parts = [_INTRODUCTION, measured_on(records)]
     parts += [_section(group, groups[group]) for group in ordered]
     return "\n".join([*parts, _CAVEATS])
 

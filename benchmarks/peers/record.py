@@ -175,6 +175,21 @@ def add(path: Path, record: Record) -> None:
         file.write(msgspec.json.encode(record) + b"\n")
 
 
+def newest(records: Sequence[Record]) -> list[Record]:
+    """Of several runs of a case the last that was measured, else the last; in the order of the cases."""
+    found: dict[Case, Record] = {}
+    for record in records:
+        known = found.get(record.case)
+        if record.measured is not None or known is None or known.measured is None:
+            found[record.case] = record
+    return list(found.values())
+
+
+def write(path: Path, records: Sequence[Record]) -> None:
+    """Write a file of records anew."""
+    path.write_bytes(b"".join(msgspec.json.encode(record) + b"\n" for record in records))
+
+
 def missing(cases: Sequence[Case], records: Sequence[Record]) -> list[Case]:
     """The cases of which there is no record yet; one that could not be measured is tried again."""
     done = {record.case for record in records if record.measured is not None}

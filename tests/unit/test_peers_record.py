@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from benchmarks.peers import page, record
+from benchmarks.peers import environments, page, record
 from benchmarks.peers.record import Interactive, Machine, Measured, Record, Tally
 from benchmarks.peers.systems import Case
 
@@ -160,9 +160,22 @@ def test_a_run_that_could_not_be_measured_is_a_row_that_says_why():
 
 
 def test_of_two_runs_of_a_case_the_last_counts():
-    text = page.text([run(case(), measured(13.0)), run(case(), measured(12.0))])
-    (row,) = [line for line in text.splitlines() if line.startswith("| smg")]
-    assert row == "| smg least_load | 128 | 1.20 | 0.50 | 2.00 | 0 | 2.50 | 123 | 1 |"
+    first, last, other = run(case(), measured(13.0)), run(case(), measured(12.0)), run(case(seed=2), None)
+    assert record.newest([first, other, last]) == [last, other]
+    assert record.newest([first, run(case(), None, why="no port")]) == [first]
+
+
+def test_runs_that_are_published_read_as_they_were(tmp_path):
+    runs = [run(case(), measured(12.0)), run(case(seed=2), None, why="no port")]
+    record.write(tmp_path / "runs.jsonl", runs)
+    assert record.read(tmp_path / "runs.jsonl") == runs
+
+
+def test_the_published_page_says_what_its_runs_say():
+    docs = environments.CHECKOUT / "docs"
+    runs = record.read(docs / "benchmarks.jsonl")
+    assert runs
+    assert (docs / "benchmarks.md").read_text(encoding="utf-8") == page.text(runs)
 
 
 def test_interactive_latency_has_a_column_where_there_was_such_traffic():
