@@ -18,7 +18,7 @@ import numpy as np
 from dispatcher.scheduler.fleet import FleetModel
 
 
-class Demand(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class Demand(msgspec.Struct, frozen=True, array_like=True):
     """What one dispatcher has waiting for a model: the most urgent of it, and how many are as urgent.
 
     ``model`` None: any. ``urgency``: lower goes first. ``beyond``: workers no faster have room that all of

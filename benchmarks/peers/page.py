@@ -56,6 +56,9 @@ _CAVEATS = f"""## What to make of it
   SGLang 0.5.23 serves any more; they go by the requests that they have sent themselves. vllm-router's
   cache_aware has every worker render every prompt. smg reads the load of both runtimes (`/v1/loads`,
   `/metrics`), every 10 s by default and every second for least_load here. litellm asks engines for nothing.
+- **CPU at this rate is mostly waking up.** A hundred requests a second leave a dispatcher idle nine times in
+  ten; each answer then costs a pass of its own, with two scripts in Redis, some 2 ms of its CPU. With 1,500
+  requests a second passes serve many at once, and a request takes 0.6 ms (`benchmarks/throughput.py`).
 - **Two cores for all.** Engines, router and client share the machine, so that what uses much CPU slows
   itself down: litellm's times are as much about its CPU as about its choices.
 - **The client that knows the slots** has a number that nobody has before measuring every engine. It is the

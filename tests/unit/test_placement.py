@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import structlog
 
+from dispatcher.demand import Demand
 from dispatcher.hedging import Hedging
 from dispatcher.placement import Closing, Placement
 from dispatcher.scheduler.question import Need
@@ -106,7 +107,7 @@ def need(model="llama", cost=10):
     return Need(model=model, prompt_tokens=2, asked_tokens=8, cost_tokens=cost)
 
 
-def make(store, *, view_interval_s=0.001, rates=None, clock=time.monotonic):
+def make(store, *, view_interval_s=0.001, rates=None, clock=time.monotonic, shared_demand=None):
     """`rates`: tokens per second and sequence that each worker was seen to write."""
     speeds = Speeds()
     for name in store.limits:
@@ -120,6 +121,7 @@ def make(store, *, view_interval_s=0.001, rates=None, clock=time.monotonic):
         rng=random.Random(1),
         view_interval_s=view_interval_s,
         clock=clock,
+        shared_demand=shared_demand,
     )
 
 
@@ -325,6 +327,66 @@ async def test_a_fleet_that_takes_long_to_look_at_is_looked_at_less_often(look_s
         store.now_s += 0.2 * apart_s
         await placement.lease(need(), 1)
         assert store.looks == 2
+
+
+class Elsewhere:
+    """What waits at other dispatchers, and what was told them of ours."""
+
+    def __init__(self, *demands):
+        self.demands = demands
+        self.told = []
+
+    async def exchange(self, mine, for_s):
+        assert for_s > 0
+        self.told.append(mine)
+        return [self.demands] if self.demands else []
+
+
+async def test_what_waits_here_is_told_to_others_with_every_look_until_it_has_its_lease():
+    elsewhere = Elsewhere()
+    store = Store(**{A: 1})
+    placement = make(store, shared_demand=elsewhere)
+    async with passes(placement):
+        held = await placement.lease(need(), 1)
+        waiting = asyncio.create_task(placement.lease(need(), 2))
+        await until(lambda: elsewhere.told[-1:] == [[Demand("llama", 2, 1)]])
+        placement.give_back(held, Verdict.SUCCESS)
+        await waiting
+        other = asyncio.create_task(placement.lease(need("nobody"), 1))
+        elsewhere.told.clear()
+        await until(lambda: [] in elsewhere.told)
+        other.cancel()
+
+
+async def test_a_slot_is_left_to_what_is_more_urgent_elsewhere():
+    elsewhere = Elsewhere(Demand("llama", 0, 1))
+    placement = make(Store(**{A: 2}), shared_demand=elsewhere)
+    async with passes(placement):
+        await placement.lease(need(), 1)
+        waiting = asyncio.create_task(placement.lease(need(), 1))
+        looks = len(elsewhere.told)
+        await until(lambda: len(elsewhere.told) > looks + 2)
+        assert not waiting.done()
+        elsewhere.demands = ()
+        await waiting
+
+
+async def test_nobody_gets_a_second_attempt_while_first_ones_wait_elsewhere():
+    elsewhere = Elsewhere(Demand("llama", 5, 1))
+    store = Store(**{A: 1, B: 0})
+    placement = make(store, rates={B: 1000.0}, shared_demand=elsewhere)
+    async with passes(placement):
+        first = await placement.lease(need(), 1)
+        seconds = []
+        first.join = seconds.append
+        placement.hedging.wrote(100_000)
+        store.limits[B] = 1
+        placement.note_left(nothing=True)
+        looks = len(elsewhere.told)
+        await until(lambda: len(elsewhere.told) > looks + 2)
+        assert not seconds
+        elsewhere.demands = ()
+        await until(lambda: seconds)
 
 
 async def test_closing_sends_away_also_who_is_being_refused_at_that_moment():
