@@ -222,9 +222,8 @@ class Placement:
             self._wake.clear()
             try:
                 if pause_s > _OUTAGE_PAUSE_S[0]:
-                    await (
-                        self._leasing.renew()
-                    )  # what ran out meanwhile still runs: it is not free for others
+                    # What ran out meanwhile still runs: it is not free for others.
+                    await self._leasing.renew()
                 await self._pass()
             except StoreUnavailable as error:
                 log.warning("cannot place requests now", error=str(error), retry_in_s=pause_s)
