@@ -31,6 +31,7 @@ from dispatcher.scheduler.strategies import Strategies
 from dispatcher.shared_demand import SharedDemand
 from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
+from dispatcher.witness import Witness
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
 from workers.fleet import WorkerView
@@ -68,6 +69,7 @@ class Placement:
         view_interval_s: float,
         shared_speeds: SharedSpeeds | None = None,
         shared_demand: SharedDemand | None = None,
+        witness: Witness | None = None,
         stale_after_s: float = 3.0,
         dead_after_s: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
@@ -75,13 +77,15 @@ class Placement:
         """`owner` names this dispatcher in its leases; it is used by no other, and by none after it.
 
         `shared_speeds` is where other dispatchers tell how fast workers are, `shared_demand` where they tell
-        what waits there; None: there is nobody to hear.
+        what waits there, `witness` learns of workers that do not tell how busy they are; None: there is
+        nobody to hear.
         """
         self._store = store
         self._assignment: Assignment[Held] = Assignment(strategies, rng)
         self._speeds = speeds
         self._shared_speeds = shared_speeds
         self._shared_demand = shared_demand
+        self._witness = witness
         self.hedging = hedging
         self._view_interval_s = view_interval_s
         self._stale_after_s = stale_after_s
@@ -165,6 +169,8 @@ class Placement:
     ) -> None:
         """Learn how fast a worker writes: an answer of so many tokens, of those allowed, took so long."""
         self.hedging.wrote(tokens or 0)
+        if self._witness is not None:
+            self._witness.saw(worker_id, tokens, seconds, self._now())
         if self._speeds.saw(worker_id, tokens, seconds, allowed=allowed):
             self._outdated = True  # it need not be scouted any more
             self._wake.set()
@@ -315,6 +321,8 @@ class Placement:
         )
         self._assignment.look(fleet, self._known_speeds, view.now_s)
         self._recall.look(view)
+        if self._witness is not None:
+            self._witness.look(view.workers, view.now_s)
         await self._make_way()
         self._look_took_s = self._clock() - began_at
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from dispatcher import lengths, shared_speeds
+from dispatcher import lengths, shared_speeds, witness
 from dispatcher.archive import Archive
 from dispatcher.attempts import Attempts, Seen
 from dispatcher.batches.ledger import Ledger
@@ -43,6 +43,7 @@ from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
 from dispatcher.survey import Survey, survey
 from dispatcher.sweeping import Sweeping
+from dispatcher.witness import Witness
 from workers.connection import connect, connect_sync, server_facts
 from workers.errors import StoreUnavailable
 from workers.store import FleetStore
@@ -73,6 +74,7 @@ class Dispatcher:
         strategies = Strategies(settings.scheduler)
         speeds = Speeds()
         self._shared_speeds = SharedSpeeds(self._redis, speeds)
+        self._witness = Witness(self._store, stale_after_s=settings.scheduler.stale_after_s)
         self.placement = Placement(
             self._store,
             strategies,
@@ -83,6 +85,7 @@ class Dispatcher:
             view_interval_s=settings.view_interval_s,
             shared_speeds=self._shared_speeds,
             shared_demand=SharedDemand(self._redis, settings.name),
+            witness=self._witness,
             stale_after_s=settings.scheduler.stale_after_s,
             dead_after_s=settings.scheduler.dead_after_s,
         )
@@ -223,6 +226,7 @@ class Dispatcher:
                     self._every(INTERVAL_S, self._recorder.flush),
                     self._every(lengths.INTERVAL_S, self._lengths.flush),
                     self._every(shared_speeds.INTERVAL_S, self._shared_speeds.tell),
+                    self._every(witness.INTERVAL_S, self._witness.tell),
                     self._every(HEARTBEAT_S, lambda: self._beat(claims, held)),
                     self._every(self.settings.watch_interval_s, held.interrupt_unwanted),
                     self._every(LOOK_S, mending.look),

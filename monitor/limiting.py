@@ -8,8 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from monitor.exploring import Explorer, may_explore
 from workers.limits import (
     PATIENCE,
+    PRESS,
     LimitDecision,
     LimitInputs,
     LimitPolicy,
@@ -40,6 +42,7 @@ class Limiter:
     _adapting: bool = False
     _told: bool = False
     _last: tuple[int, int] | None = field(default=None)
+    _explorer: Explorer = field(default_factory=Explorer)
 
     @property
     def hurries(self) -> bool:
@@ -49,7 +52,7 @@ class Limiter:
 
     def decide(self, view: WorkerView, load: Load) -> LimitDecision:
         """The limit that follows from this load; equal to the view's when nothing is to change."""
-        self._note_cut(view)
+        self._note_cut(view, load.received_at)
         running, waiting, told = load.running, load.waiting, view.max_running or load.max_running
         self._told = told is not None
         self._note_queue(running, waiting)
@@ -74,6 +77,8 @@ class Limiter:
             ),
             self.policy,
         )
+        if running is None or waiting is None:
+            decision = self._explored(decision, view, told or self._learned, load.received_at)
         self._adapting = True
         self._been_full = self._been_full or full
         self._last = (view.limit_version, decision.value)
@@ -81,11 +86,11 @@ class Limiter:
 
     def decide_blind(self, view: WorkerView, now_s: float) -> LimitDecision:
         """The same for a worker whose load could not be read. For one missed load it does not grow yet."""
-        self._note_cut(view)
+        self._note_cut(view, now_s)
         last = view.load
         told = view.max_running or (None if last is None else last.max_running)
         known_s = max(view.limit_since, 0.0 if last is None else last.received_at)
-        decision = next_limit(
+        blind = next_limit(
             LimitInputs(
                 limit=view.limit,
                 leases=view.leases,
@@ -99,8 +104,19 @@ class Limiter:
             ),
             self.policy,
         )
+        decision = self._explored(blind, view, told or self._learned, now_s)
         self._last = (view.limit_version, decision.value)
         return decision
+
+    def _explored(
+        self, blind: LimitDecision, view: WorkerView, slots: int | None, now_s: float
+    ) -> LimitDecision:
+        """What answers show, where the load shows nothing. Beside other clients nobody may try it."""
+        spare, changes = self.policy.share is Share.SPARE, blind.value != view.limit
+        if spare or changes or not may_explore(view.limit, slots):
+            return blind
+        pressed = view.leases >= PRESS * view.limit
+        return self._explorer.decide(view.limit, view.evidence, pressed=pressed, now_s=now_s)
 
     def _note_queue(self, running: int | None, waiting: int | None) -> None:
         # A burst stands in any engine's queue for a moment: only a queue that stays tells the slots.
@@ -109,12 +125,13 @@ class Limiter:
         if running and (self._queued >= PATIENCE or more):
             self._learned = running
 
-    def _note_cut(self, view: WorkerView) -> None:
+    def _note_cut(self, view: WorkerView, now_s: float) -> None:
         # Somebody wrote the limit and it is less than we wanted: a 429 halved it, so the worker was full.
         if self._last is not None:
             version, wanted = self._last
             if view.limit_version > version and view.limit < wanted:
                 self._been_full = True
+                self._explorer.refused(now_s)
 
     def _others(self, view: WorkerView, load: Load) -> int:
         # Requests sent between the count of leases and the sample look like somebody else's, but only in

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from workers.breaker import BreakerState
+from workers.evidence import NONE, Evidence
 from workers.load import Load
 from workers.spec import Runtime
 
@@ -82,6 +83,8 @@ class WorkerView:
     limit_since: float = 0.0
     limit_version: int = 0
     """Changes with every write of the limit; a writer names the version it saw."""
+    evidence: Evidence = NONE
+    """What answers have shown since the limit changed, if the worker does not tell how busy it is."""
     breaker_reason: str = ""
     breaker_trips: int = 0
 

@@ -14,7 +14,7 @@ INITIAL_LIMIT = 4
 """Low, because what is sent to an engine with fewer slots stands in its queue, where nobody else can take it.
 An engine with 256 is known within four seconds all the same."""
 DEFAULT_LIMIT = 16
-"""First limit of a worker of which nothing is known yet; one that never tells anything is left there."""
+"""First limit of a worker of which nothing is known yet; of one that never tells, answers may raise it."""
 PRESS = 0.9
 """Leases press against the limit from this share of it on."""
 PATIENCE = 2

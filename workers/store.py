@@ -16,6 +16,7 @@ from workers import keys
 from workers.breaker import BreakerPolicy, Verdict
 from workers.connection import AsyncRedis, translated
 from workers.errors import UnknownWorker
+from workers.evidence import Evidence
 from workers.fleet import FleetView, WorkerState
 from workers.limits import DEFAULT_LIMIT
 from workers.load import Load
@@ -258,6 +259,17 @@ class FleetStore:
                 [str(incarnation), str(seen), str(max(1, value)), reason],
             )
         )
+
+    async def note_evidence(self, notes: Sequence[tuple[str, float, Evidence]]) -> int:
+        """Count what answers showed: of a worker, since when the limit stands at which they were seen, it.
+
+        Returns for how many workers it was counted: those whose limit has changed since are left out.
+        """
+        args: list[str | int | float | bytes] = []
+        for _worker, since, seen in notes:
+            args += [f"{since:.6f}", seen.answers, seen.tokens, round(seen.seconds * 1000)]
+        names = (worker for worker, _since, _seen in notes)
+        return int(await self._scripts.run("note_evidence", _of_all(names, (keys.LIMIT,)), args))
 
     async def set_memo(self, worker: str, incarnation: int, reason: str, ttl_s: float) -> bool:
         """Note that this incarnation has no ``/v1/loads``; False: another stands, or it is not ready."""

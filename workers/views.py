@@ -6,13 +6,14 @@ must not hide the others. How Redis is looked at is ``store``'s subject, what a 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 import structlog
 from pydantic import ValidationError
 
 from workers.breaker import BreakerState
+from workers.evidence import NONE, Evidence
 from workers.fleet import WorkerState, WorkerView
 from workers.load import Load
 from workers.settings import explain
@@ -105,6 +106,7 @@ def _view(worker: str, entry: Sequence[object], load: Load | None) -> WorkerView
         limit_reason=limit.get("reason", ""),
         limit_since=float(limit.get("since", "0")),
         limit_version=int(limit.get("version", "0")),
+        evidence=_evidence(limit),
         leases=_count(entry[5]),
         leases_since_sample=_count(entry[6]),
         tokens_since_sample=_count(entry[7]),
@@ -117,6 +119,13 @@ def _view(worker: str, entry: Sequence[object], load: Load | None) -> WorkerView
         since=float(record.get("since", "0")),
         drain_until=float(record["drain_until"]) if "drain_until" in record else None,
     )
+
+
+def _evidence(limit: Mapping[str, str]) -> Evidence:
+    try:
+        return Evidence(int(limit["answers"]), int(limit["answer_tokens"]), int(limit["answer_ms"]) / 1000)
+    except (KeyError, ValueError):  # there is none, or what somebody spoiled: it shows nothing
+        return NONE
 
 
 def _unpacked(text: str) -> list[str]:

@@ -12,6 +12,7 @@ from workers import breaker as pure
 from workers import keys
 from workers.breaker import Breaker, BreakerPolicy, BreakerState, Verdict
 from workers.errors import UnknownWorker
+from workers.evidence import NONE, Evidence
 from workers.fleet import WorkerState
 from workers.load import Load, LoadSource
 from workers.spec import WorkerSpec
@@ -228,6 +229,45 @@ async def test_a_limit_changed_meanwhile_is_not_overwritten(store):
     assert await store.write_limit(A, seen.incarnation, 32, "grows", seen=seen.limit_version)
     assert not await store.write_limit(A, seen.incarnation, 99, "stale", seen=seen.limit_version)
     assert (await worker(store, A)).limit == 32
+
+
+async def test_evidence_is_counted_together_for_the_limit_that_it_is_about(store):
+    await ready(store, A, B)
+    since = {name: (await worker(store, name)).limit_since for name in (A, B)}
+    assert (await worker(store, A)).evidence == NONE
+    notes = [(A, since[A], Evidence(3, 300, 1.5)), (B, since[B] - 1, Evidence(9, 900, 9.0))]
+    assert await store.note_evidence(notes) == 1
+    assert await store.note_evidence(notes[:1]) == 1
+    assert (await worker(store, A)).evidence == Evidence(6, 600, 3.0)
+    assert (await worker(store, B)).evidence == NONE
+    assert await store.note_evidence([("127.0.0.1:9", since[A], Evidence(1, 1, 1.0))]) == 0
+    assert not await store.client.exists(keys.LIMIT.of("127.0.0.1:9"))
+
+
+async def test_evidence_goes_with_the_limit_that_it_was_about(store):
+    async def with_evidence():
+        view = await worker(store, A)
+        assert await store.note_evidence([(A, view.limit_since, Evidence(5, 50, 5.0))]) == 1
+        return view
+
+    await ready(store, A, limit=16)
+    view = await with_evidence()
+    assert await store.write_limit(A, view.incarnation, 24, "try 24", seen=view.limit_version)
+    assert (await worker(store, A)).evidence == NONE
+    await with_evidence()
+    await store.acquire([Ask(lease_id("d", 1, 1), (A,))])
+    await store.settle([End(lease_id("d", 1, 1), A, 0, Verdict.NEUTRAL, "429", halve=True)])
+    assert (await worker(store, A)).evidence == NONE
+    view = await with_evidence()
+    await store.next_incarnation(A, view.incarnation, "restarted")
+    assert (await worker(store, A)).evidence == NONE
+
+
+async def test_evidence_that_cannot_be_read_is_none_and_hides_nobody(store):
+    await ready(store, A)
+    for spoiled in ({"answers": "many"}, {"answers": "5", "answer_tokens": "1e9", "answer_ms": "nan"}):
+        await store.client.hset(keys.LIMIT.of(A), mapping=spoiled)
+        assert (await worker(store, A)).evidence == NONE
 
 
 async def test_only_one_trial_is_granted_fleet_wide(store):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from monitor.limiting import Limiter
 from tests.monitored import make_load, make_view
+from workers.evidence import Evidence
 from workers.limits import LimitInputs, LimitPolicy, Share, next_limit, queue_target
 
 ALL = LimitPolicy()
@@ -278,6 +279,22 @@ class TestLimiter:
         assert Limiter(ALL).decide(make_view(**cut), make_load(running=2)).value == 3
         assert Limiter(ALL).decide_blind(make_view(**cut), 945.0).value == 2
         assert Limiter(ALL).decide_blind(make_view(**cut, max_running=2), 1000.0).value == 2
+
+    def test_without_loads_it_grows_by_what_answers_show_where_no_slots_are_known(self) -> None:
+        shown = {"limit": 16, "leases": 16, "evidence": Evidence(32, 3200, 64.0)}
+        assert Limiter(ALL).decide_blind(make_view(**shown), 1000.0).value == 24
+        assert Limiter(ALL).decide(make_view(**shown), make_load()).value == 24
+        assert Limiter(ALL).decide_blind(make_view(**shown, max_running=16), 1000.0).value == 16
+        assert Limiter(SPARE).decide_blind(make_view(**shown), 1000.0).value == 16
+        low = {**shown, "limit": 8, "leases": 8, "limit_since": 999.0}
+        assert Limiter(ALL).decide_blind(make_view(**low), 1000.0).value == 8
+
+    def test_a_refusal_ends_what_answers_showed(self) -> None:
+        limiter = Limiter(ALL)
+        shown = {"leases": 40, "evidence": Evidence(50, 5000, 100.0)}
+        assert limiter.decide_blind(make_view(**shown, limit=40, limit_version=2), 1000.0).value == 60
+        assert limiter.decide_blind(make_view(**shown, limit=30, limit_version=4), 1001.0).value == 30
+        assert limiter.decide_blind(make_view(**shown, limit=30, limit_version=4), 1062.0).value == 45
 
     def test_one_load_that_could_not_be_read_is_no_reason_to_grow(self) -> None:
         cut = make_view(limit=2, leases=2, limit_since=940.0, load=make_load(received_at=999.0))

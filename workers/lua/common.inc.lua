@@ -19,6 +19,11 @@ local function hash(key)
   return fields
 end
 
+-- What answers showed is about the limit that they were seen at.
+local function drop_evidence(limit_key)
+  redis.call('HDEL', limit_key, 'answers', 'answer_tokens', 'answer_ms')
+end
+
 -- The tokens of a lease are the last part of its id.
 local function lease_tokens(lease)
   return tonumber(string.match(lease, '|(%d+)$') or '0')

@@ -29,6 +29,7 @@ end
 local function set_limit(key, value, reason)
   redis.call('HSET', key, 'value', string.format('%d', value), 'reason', reason, 'since', stamp(now))
   redis.call('HINCRBY', key, 'version', 1)
+  drop_evidence(key)
 end
 
 -- A burst of refusals is one event: only attempts granted after the last halving halve again.

@@ -12,4 +12,5 @@ if (redis.call('HGET', KEYS[2], 'version') or '0') ~= ARGV[2] then
 end
 redis.call('HSET', KEYS[2], 'value', ARGV[3], 'reason', ARGV[4], 'since', stamp(now_s()))
 redis.call('HINCRBY', KEYS[2], 'version', 1)
+drop_evidence(KEYS[2])
 return 1
