@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 from dispatcher import quota
 from dispatcher.backlog import Backlog, Waiting
-from dispatcher.demand import Courtesy, Demand
+from dispatcher.demand import Courtesy, Demand, Leaving
 from dispatcher.scheduler.decision import Busy, Chosen, NoWorker, NoWorkerReason, decide
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import WORTH_IT, Outlook, Underway
@@ -145,32 +145,57 @@ class Assignment(Generic[Granted]):
     ) -> list[tuple[Waiting[Granted], Chosen]]:
         """Take out of the backlog whoever shall have a lease now, with the decision; most urgent first.
 
-        The fleet counts these leases as taken already.
+        The fleet counts these leases as taken already. Whatever goes wrong, nobody is taken out then.
         """
         asks: list[tuple[Waiting[Granted], Chosen]] = []
-        closed: set[Hashable] = set()
         self._begin_pass(backlog, underway, now_s)
         leaving = self._courtesy.begin(self.fleet, now_s)
-        while len(asks) < MOST_ASKS and (waiting := backlog.first(closed)) is not None:
-            if leaving.before(waiting.urgency):
-                self._rooms.clear()
-            if waiting.need.model in self._busy or self._declined(waiting):
-                closed.add(backlog.lane(waiting))
-            elif self._better_waits(waiting):
-                waiting.declined = self._room(waiting.need.model).kind
-                closed.add(backlog.lane(waiting))
-            elif (decision := self._decided(waiting)) is not None:
-                asks.append((waiting, decision))
-                continue
-            else:
-                closed.add(backlog.lane(waiting))
-            if backlog.lane(waiting) not in self._stranded:
-                self._unmet.setdefault(waiting.need.model, waiting.urgency)
-            backlog.rejoin(waiting)
-        self._note_declined_room(asks)
-        leaving.end()
-        self._rooms.clear()
+        try:
+            self._serve_in_turn(backlog, leaving, asks)
+            self._note_declined_room(asks)
+        except BaseException:
+            self.take_back(backlog, asks)
+            raise
+        finally:
+            leaving.end()
+            self._rooms.clear()
         return asks
+
+    def take_back(self, backlog: Backlog[Granted], asks: Iterable[tuple[Waiting[Granted], Chosen]]) -> None:
+        """Have them wait on, as if they had not been assigned."""
+        for waiting, decision in asks:
+            self.fleet.gave_back(decision.pick, waiting.need.cost_tokens)
+            backlog.rejoin(waiting)
+
+    def _serve_in_turn(
+        self, backlog: Backlog[Granted], leaving: Leaving, asks: list[tuple[Waiting[Granted], Chosen]]
+    ) -> None:
+        closed: set[Hashable] = set()
+        while len(asks) < MOST_ASKS and (waiting := backlog.first(closed)) is not None:
+            decision = None
+            try:
+                if leaving.before(waiting.urgency):
+                    self._rooms.clear()
+                decision = self._offer(waiting)
+                if decision is not None:
+                    asks.append((waiting, decision))
+                    continue
+                lane = backlog.lane(waiting)
+                closed.add(lane)
+                if lane not in self._stranded:
+                    self._unmet.setdefault(waiting.need.model, waiting.urgency)
+            finally:
+                if decision is None:
+                    backlog.rejoin(waiting)
+
+    def _offer(self, waiting: Waiting[Granted]) -> Chosen | None:
+        """A worker for a request; None: it waits, and its lane with it."""
+        if waiting.need.model in self._busy or self._declined(waiting):
+            return None
+        if self._better_waits(waiting):
+            waiting.declined = self._room(waiting.need.model).kind
+            return None
+        return self._decided(waiting)
 
     def _note_declined_room(self, asks: list[tuple[Waiting[Granted], Chosen]]) -> None:
         """Room that is left over was declined by all who wait: others leave them faster workers only."""

@@ -360,9 +360,7 @@ class Placement:
         try:
             answers = await self._leasing.take(leases)
         except BaseException:
-            for waiting, decision in asks:
-                self._fleet.gave_back(decision.pick, waiting.need.cost_tokens)
-                self._backlog.rejoin(waiting)
+            self._assignment.take_back(self._backlog, asks)
             raise
         refused = False
         for (waiting, decision), ask, answer in zip(asks, leases, answers, strict=True):

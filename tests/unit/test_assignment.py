@@ -248,3 +248,25 @@ def test_what_one_makes_way_for_does_not_hold_up_its_own_urgent_requests():
     desk.come(20, 30, urgency=0)
     desk.come(40, urgency=2)
     assert desk.go() == [(30, "fast"), (20, "fast")]
+
+
+def test_a_pass_that_fails_takes_nobody_out_and_leaves_no_slot_set_aside(desk, monkeypatch):
+    desk.come(80, 60, 40)
+    free = {name: desk.assignment.fleet.free_slots(name) for name in SPEEDS}
+    decided, decide = [], Assignment._decided
+
+    def decide_twice(assignment, waiting):
+        if len(decided) == 1:
+            raise ZeroDivisionError("a mistake of ours")
+        decided.append(waiting)
+        return decide(assignment, waiting)
+
+    desk.assignment.make_way(Courtesy([(Demand(None, -1, 1),)]))
+    monkeypatch.setattr(Assignment, "_decided", decide_twice)
+    with pytest.raises(ZeroDivisionError):
+        desk.go()
+    assert len(desk.backlog) == 3
+    assert {name: desk.assignment.fleet.free_slots(name) for name in SPEEDS} == free
+    monkeypatch.undo()
+    desk.assignment.make_way(Courtesy())
+    assert desk.go() == [(80, "slow"), (60, "slow"), (40, "slow")]
