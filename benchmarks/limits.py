@@ -3,14 +3,16 @@
 ``python benchmarks/limits.py [--json] [--seed N]``. Pure and discrete: the rule is the monitor's own, the
 engine is the simulator's batching model, and the batch always has another request.
 
-The first table shows engines that tell their slots and engines that do not; ``waited`` is the time that the
-batch's requests of the first minute spent in the engine's queue, where no other engine can take them. The
-second shows ``share = spare`` beside interactive requests that come as they like and fill half of the engine.
+The first table shows engines that tell their slots, engines that tell only what runs and waits, and silent
+ones, which tell nothing; ``waited`` is the time that the batch's requests of the first two minutes spent in
+the engine's queue, where no other engine can take them. The second shows ``share = spare`` beside interactive
+requests that come as they like and fill half of the engine.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -23,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from forebay.simulator.batching import Batch, Finished, Pace, Sequence
 from monitor.limiting import Limiter
 from workers.breaker import BreakerState
+from workers.evidence import NONE
 from workers.fleet import WorkerState, WorkerView
-from workers.limits import PRESS, LimitPolicy, Share, queue_target
+from workers.limits import DEFAULT_LIMIT, PRESS, LimitDecision, LimitPolicy, Share, queue_target
 from workers.load import Load, LoadSource
 
 POLL_S = 1.0
@@ -41,17 +44,19 @@ BEFORE = LimitPolicy(growth=2.0, initial=16)
 class Case:
     """One engine and who uses it.
 
-    ``told``: it says its slots. ``interactive``: the part of it that others fill on average.
+    ``told``: it says its slots. ``silent``: it says nothing at all. ``interactive``: the part of it that
+    others fill on average.
     """
 
     name: str
     slots: int
     told: bool = False
+    silent: bool = False
     policy: LimitPolicy = ALL
     learns_fast: bool = True
     interactive: float = 0.0
     median_tokens: float = 256.0
-    seconds: float = 60.0
+    seconds: float = 120.0
 
 
 @dataclass(slots=True)
@@ -80,6 +85,9 @@ class Simulation:
         self.engine = Batch(Pace(TOKENS_PER_S, case.slots, 1.0, 5000.0, KV_TOKENS))
         self.limiter = Limiter(case.policy)
         self.limit, self.version, self.limit_since = case.policy.initial, 1, 0.0
+        if case.silent:
+            self.limit = DEFAULT_LIMIT
+        self.evidence = NONE
         self.now_s = 0.0
         self.keys = 0
         self.ours: dict[int, float] = {}
@@ -120,7 +128,11 @@ class Simulation:
     def _finish(self, finished: Finished) -> None:
         key = finished.sequence.key
         if key in self.ours:
-            self.outcome.waited_s += finished.started_s - self.ours.pop(key)
+            begun_s = self.ours.pop(key)
+            self.outcome.waited_s += finished.started_s - begun_s
+            if begun_s >= self.limit_since:
+                tokens = finished.sequence.completion_tokens
+                self.evidence = self.evidence.with_answer(tokens, self.now_s - begun_s)
         else:
             self.late += finished.started_s > self.others.pop(key) + 1e-9
 
@@ -151,6 +163,18 @@ class Simulation:
     def _poll(self) -> float:
         """Read, decide; returns the time until the next poll."""
         view = self._view()
+        decision = self._decide(view)
+        if decision.value != self.limit:
+            self.limit, self.version, self.limit_since = decision.value, self.version + 1, self.now_s
+            self.evidence = NONE
+        self.trace.append((self.now_s, self.limit))
+        pressed = view.leases >= PRESS * view.limit
+        learns = self.case.learns_fast and self.limiter.hurries and not self.case.silent
+        return FAST_S if pressed and (self.case.told or learns) else POLL_S
+
+    def _decide(self, view: WorkerView) -> LimitDecision:
+        if self.case.silent:
+            return self.limiter.decide_blind(view, self.now_s)
         load = Load(
             source=LoadSource.NATIVE if self.case.told else LoadSource.METRICS,
             sampled_at=self.now_s,
@@ -160,13 +184,7 @@ class Simulation:
             kv_usage_max=0.1,
             max_running=self.case.slots if self.case.told else None,
         )
-        decision = self.limiter.decide(view, load)
-        if decision.value != self.limit:
-            self.limit, self.version, self.limit_since = decision.value, self.version + 1, self.now_s
-        self.trace.append((self.now_s, self.limit))
-        pressed = view.leases >= PRESS * view.limit
-        fast = pressed and (self.case.told or (self.case.learns_fast and self.limiter.hurries))
-        return FAST_S if fast else POLL_S
+        return self.limiter.decide(view, load)
 
     def _view(self) -> WorkerView:
         return WorkerView(
@@ -174,7 +192,7 @@ class Simulation:
             models=frozenset(), max_model_len=None, max_running=None, weight=1.0, api_key_env=None,
             version=None, load=None, limit=self.limit, leases=len(self.ours), leases_since_sample=0,
             tokens_since_sample=0, breaker=BreakerState.CLOSED, breaker_open_until=0.0, deferred_until=0.0,
-            limit_version=self.version, limit_since=self.limit_since,
+            limit_version=self.version, limit_since=self.limit_since, evidence=self.evidence,
         )  # fmt: skip
 
     # -- what came of it ----------------------------------------------------------------------------------
@@ -208,12 +226,13 @@ class Simulation:
 
 
 def learning_cases() -> list[Case]:
-    """Engines of four sizes: told, and untold by the rule as it is and as it was before it polled fast."""
+    """Engines of four sizes: told, silent, and untold, by the rule as it is and as it was."""
     cases = []
     for slots in (4, 8, 32, 256):
         cases += [
             Case(f"{slots} slots, told", slots, told=True),
             Case(f"{slots} slots, untold", slots),
+            Case(f"{slots} slots, silent", slots, silent=True),
             Case(f"{slots} slots, untold, doubling from 16 at 1 s", slots, policy=BEFORE, learns_fast=False),
         ]
     return cases
@@ -226,7 +245,9 @@ def spare_cases() -> list[Case]:
         for share in Share:
             name = f"{slots} slots, {'told' if told else 'untold'}, share = {share}"
             policy = LimitPolicy(share=share)
-            cases.append(Case(name, slots, told, policy, interactive=0.5, seconds=600.0, median_tokens=128.0))
+            cases.append(
+                Case(name, slots, told, policy=policy, interactive=0.5, seconds=600.0, median_tokens=128.0)
+            )
     return cases
 
 
@@ -239,11 +260,13 @@ def main() -> None:
     if options.json:
         print(json.dumps({name: asdict(outcome) for name, outcome in found.items()}))
         return
-    print(f"{'':<44}{'settled':>9}{'waited':>11}{'most waiting':>14}{'used':>7}   first limits")
+    print(f"{'':<44}{'settled':>9}{'waited':>11}{'most waiting':>14}{'used':>7}   limits")
     for case in learning_cases():
         row = found[case.name]
         settled = "never" if row.settled_s is None else f"{row.settled_s:.1f} s"
-        limits = " ".join(map(str, (row.limits or [])[:12]))
+        limits = " ".join(
+            str(limit) for limit, _ in itertools.islice(itertools.groupby(row.limits or []), 12)
+        )
         numbers = f"{settled:>9}{row.waited_s:>9.0f} s{row.most_waiting:>14}{row.used:>7.0%}"
         print(f"{case.name:<44}{numbers}   {limits}")
     print(f"\n{'':<44}{'interactive waits':>18}{'of the time':>13}{'batch uses':>12}{'all':>7}")

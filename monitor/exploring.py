@@ -14,11 +14,14 @@ from workers.evidence import Evidence
 from workers.limits import DEFAULT_LIMIT, LimitDecision
 
 LEAST_ANSWERS: Final = 16
-"""So many answers at least are needed to know a speed: single ones differ with their prompts and lengths."""
+"""So many answers at least, and as many as the limit, are needed to know a speed: short ones come first."""
 STEP: Final = 1.5
 """How many times larger the next limit is that is tried."""
-WORTH_IT: Final = 0.4
-"""The part of what was added that must show as work done. 1: none of it waited in the engine."""
+WORTH_IT: Final = 0.25
+"""The part of what was added that must show as work done. 1: none of it waited in the engine.
+
+Not more: an engine that writes each answer the slower the fuller it is has little to show for its last slots.
+"""
 PAUSE_S: Final = (60.0, 960.0)
 """How long a limit stands after a larger one was no better: first, and at most; twice as long each time."""
 

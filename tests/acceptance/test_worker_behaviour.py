@@ -263,6 +263,24 @@ async def test_14_and_28_loads_may_break_or_lie_and_neither_is_read_as_idle(rig)
     assert await rig.store.now() - worker.load.sampled_at > 1.0
 
 
+async def test_a_worker_that_tells_nothing_gets_more_at_once_while_its_answers_show_that_it_helps(rig):
+    engine = await rig.engine(slots=64, tokens_per_s=200.0)
+    engine.control(BrokenMetricsFault())
+    rig.monitor(poll_interval_s=0.25)
+    await rig.ready()
+    rig.dispatcher("d1")
+    batch = await rig.submit(rows(600, tokens=20))
+
+    async def grown():
+        worker = await rig.worker(engine.url)
+        return worker if worker.limit > 16 else None
+
+    worker = await rig.until(grown, "a larger limit is tried")
+    assert (worker.load, worker.limit_reason[:4]) == (None, "try ")
+    status, results = await rig.ended(batch)
+    assert (status, len(results.names)) == ("completed", 600)
+
+
 # -- second attempts -----------------------------------------------------------------------------------------
 
 
