@@ -283,7 +283,7 @@ class Assignment(Generic[Granted]):
 
     def _ends_sooner(self, waiting: Waiting[Granted], fastest: float) -> bool:
         """Whether it ends sooner in the slot that it waits for, or finds one to wait for."""
-        tokens = answer_tokens(waiting.need)
+        tokens = waiting.need.answer_tokens
         if (ends_at := self._ends_at.get(waiting.serial)) is not None:
             return ends_at - self._now_s < WORTH_IT * tokens / fastest
         if self._outlook is None:
@@ -307,8 +307,3 @@ def _kind(fastest: float | None, *, scouts: bool) -> int:
     if scouts:
         return _SCOUTS_ONLY
     return _OF_UNKNOWN_SPEED if fastest is None else math.floor(math.log(fastest) / _SPEED_STEP)
-
-
-def answer_tokens(need: Need) -> int:
-    """What the answer may have: the ceiling, else what the plan expects."""
-    return need.asked_tokens or max(1, need.cost_tokens - need.prompt_tokens)

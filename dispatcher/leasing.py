@@ -16,6 +16,7 @@ import structlog
 from dispatcher.scheduler.decision import Chosen
 from dispatcher.scheduler.question import Need
 from workers.breaker import Verdict
+from workers.fleet import WorkerView
 from workers.store import Ask, End, FleetStore, Grant, Refusal, lease_id
 
 log = structlog.get_logger(__name__)
@@ -80,6 +81,27 @@ class Leasing:
             Ask(lease_id(self._owner, next(self._serials), need.cost_tokens), candidates)
             for need, candidates in wishes
         ]
+
+    def hold(
+        self, ask: Ask, grant: Grant, worker: WorkerView, need: Need, decision: Chosen | None, *, now_s: float
+    ) -> Held:
+        """Keep what was granted. `decision` None: it is a second attempt; `now_s`: Redis' clock."""
+        held = Held(
+            lease=ask.lease,
+            worker_id=grant.worker_id,
+            url=worker.url,
+            api_key_env=worker.api_key_env,
+            api_key_file=worker.api_key_file,
+            epoch=grant.epoch,
+            tokens=need.cost_tokens,
+            granted_s=now_s,
+            answer_tokens=need.answer_tokens,
+            decision=decision,
+            need=need,
+            trial=grant.trial,
+        )
+        self.held[held.lease] = held
+        return held
 
     async def take(self, asks: Sequence[Ask]) -> list[Grant | tuple[Refusal, ...]]:
         """Ask the store. Raises StoreUnavailable; what it granted all the same the next settling frees."""

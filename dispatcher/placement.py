@@ -9,32 +9,28 @@ counts a lease twice. Who of the waiting goes where is `assignment`'s subject, t
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from random import Random
 
 import structlog
 
-from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
+from dispatcher.assignment import MOST_ASKS, Assignment
 from dispatcher.backlog import Backlog, Waiting
 from dispatcher.demand import Courtesy
 from dispatcher.hedges import Candidate, Hedge
 from dispatcher.hedging import Hedging
 from dispatcher.leasing import Held, Leasing, Pair
+from dispatcher.lookout import Lookout
 from dispatcher.recall import Recall
 from dispatcher.scheduler.decision import Chosen, NoWorkerReason
 from dispatcher.scheduler.fleet import FleetModel
 from dispatcher.scheduler.outlook import Underway
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import Strategies
-from dispatcher.shared_demand import SharedDemand
-from dispatcher.shared_speeds import SharedSpeeds
 from dispatcher.speeds import Speeds
-from dispatcher.witness import Witness
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
-from workers.fleet import WorkerView
 from workers.store import Ask, End, FleetStore, Grant
 
 log = structlog.get_logger(__name__)
@@ -42,12 +38,6 @@ log = structlog.get_logger(__name__)
 _OUTAGE_PAUSE_S = (0.1, 5.0)
 _WATCH_S = 1.0
 """How old a look may get while requests are in flight and nobody waits: their workers may stand still."""
-
-_LOOKING = 0.2
-"""The most of its time that a dispatcher looks at the fleet: of a large one every look is work."""
-
-_HOLDS_LOOKS = 3.0
-"""How long what waits here is told to others: so many times as long as it is from one look to the next."""
 
 
 class Closing(Exception):
@@ -60,46 +50,22 @@ class Placement:
     def __init__(
         self,
         store: FleetStore,
+        lookout: Lookout,
         strategies: Strategies,
         speeds: Speeds,
         hedging: Hedging,
         *,
         owner: str,
         rng: Random,
-        view_interval_s: float,
-        shared_speeds: SharedSpeeds | None = None,
-        shared_demand: SharedDemand | None = None,
-        witness: Witness | None = None,
-        stale_after_s: float = 3.0,
-        dead_after_s: float = 10.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`owner` names this dispatcher in its leases; it is used by no other, and by none after it.
-
-        `shared_speeds` is where other dispatchers tell how fast workers are, `shared_demand` where they tell
-        what waits there, `witness` learns of workers that do not tell how busy they are; None: there is
-        nobody to hear.
-        """
-        self._store = store
+        """`owner` names this dispatcher in its leases; it is used by no other, and by none after it."""
         self._assignment: Assignment[Held] = Assignment(strategies, rng)
         self._speeds = speeds
-        self._shared_speeds = shared_speeds
-        self._shared_demand = shared_demand
-        self._witness = witness
+        self._lookout = lookout
         self.hedging = hedging
-        self._view_interval_s = view_interval_s
-        self._stale_after_s = stale_after_s
-        self._dead_after_s = dead_after_s
-        self._clock = clock
         self._backlog: Backlog[Held] = Backlog()
         self._leasing = Leasing(store, owner)
-        self._known_speeds: dict[str, float] = {}
         self._recall = Recall()
-        self._workers: dict[str, WorkerView] = {}
-        self._viewed_at = clock()
-        self._look_took_s = 0.0
-        self._outdated = True
-        """What was seen of the fleet is to be looked at anew, however young it is."""
         self._wake = asyncio.Event()
         self._passed = asyncio.Event()
         """Set for a moment after each pass: there may be room."""
@@ -139,9 +105,9 @@ class Placement:
                 self._account_for_lost(held, held.pair)
 
     def _account_for_lost(self, held: Held, pair: Pair) -> None:
-        speed = self._known_speeds.get(held.worker_id)
+        speed = self._lookout.speeds.get(held.worker_id)
         if speed is not None:
-            wrote = (self._now() - held.granted_s) * speed
+            wrote = (self._lookout.now() - held.granted_s) * speed
             self.hedging.lost_one(pair.settle(), min(max(0.0, wrote), held.answer_tokens))
 
     # -- what the service asks ------------------------------------------------------------------------------
@@ -169,10 +135,9 @@ class Placement:
     ) -> None:
         """Learn how fast a worker writes: an answer of so many tokens, of those allowed, took so long."""
         self.hedging.wrote(tokens or 0)
-        if self._witness is not None:
-            self._witness.saw(worker_id, tokens, seconds, self._now())
+        self._lookout.saw_answer(worker_id, tokens, seconds)
         if self._speeds.saw(worker_id, tokens, seconds, allowed=allowed):
-            self._outdated = True  # it need not be scouted any more
+            self._lookout.outdated = True  # it need not be scouted any more
             self._wake.set()
 
     def note_left(self, *, nothing: bool) -> None:
@@ -199,7 +164,7 @@ class Placement:
     @property
     def others_idle(self) -> bool:
         """Whether workers idle that serve nothing of what waits here: other requests may be for them."""
-        return self._assignment.others_idle(self._backlog, self._now())
+        return self._assignment.others_idle(self._backlog, self._lookout.now())
 
     @property
     def waiting(self) -> int:
@@ -261,14 +226,8 @@ class Placement:
     def _look_every_s(self) -> float | None:
         """How old a look at the fleet may get; None: it does not matter now."""
         if self._attentive:
-            return self._between_looks_s
-        return max(_WATCH_S, self._between_looks_s) if self._leasing.held else None
-
-    @property
-    def _between_looks_s(self) -> float:
-        """As is set; more where looks take long, but not so much that loads grow stale meanwhile."""
-        spared_s = min(self._look_took_s / _LOOKING, self._stale_after_s / 3)
-        return max(self._view_interval_s, spared_s)
+            return self._lookout.interval_s
+        return max(_WATCH_S, self._lookout.interval_s) if self._leasing.held else None
 
     @property
     def _attentive(self) -> bool:
@@ -280,11 +239,11 @@ class Placement:
     async def _pass(self) -> None:
         await self._settle()
         every_s = self._look_every_s
-        if every_s is not None and (self._outdated or self._clock() - self._viewed_at >= every_s):
+        if every_s is not None and self._lookout.is_older_than(every_s):
             await self._look()
             self._call_off_the_lost()
         asks = self._assignment.assign(
-            self._backlog, map(_underway, self._leasing.held.values()), self._now()
+            self._backlog, map(_underway, self._leasing.held.values()), self._lookout.now()
         )
         if asks:
             try:
@@ -302,38 +261,17 @@ class Placement:
         for held, end in await self._leasing.settle():
             self._fleet.gave_back(held.worker_id, held.tokens, granted_s=held.granted_s)
             if end.defer_s:
-                self._fleet.deferred(held.worker_id, self._now() + end.defer_s)
+                self._fleet.deferred(held.worker_id, self._lookout.now() + end.defer_s)
 
     async def _look(self) -> None:
-        began_at = self._clock()
-        view = await self._store.view()
-        self._viewed_at, self._outdated = self._clock(), False
-        self._workers = {worker.id: worker for worker in view.workers}
-        if self._shared_speeds is not None and not all(map(self._speeds.has_seen, self._workers)):
-            await self._shared_speeds.listen(view.now_s)
-        speeds = {worker.id: self._speeds.of(worker) for worker in view.workers}
-        self._known_speeds = {name: speed for name, speed in speeds.items() if speed is not None}
-        fleet = FleetModel(
-            view,
-            speeds=self._known_speeds,
-            stale_after_s=self._stale_after_s,
-            dead_after_s=self._dead_after_s,
-        )
-        self._assignment.look(fleet, self._known_speeds, view.now_s)
-        self._recall.look(view)
-        if self._witness is not None:
-            self._witness.look(view.workers, view.now_s)
-        await self._make_way()
-        self._look_took_s = self._clock() - began_at
-
-    async def _make_way(self) -> None:
-        """Tell other dispatchers what waits here, and leave slots to what waits there."""
-        if self._shared_demand is None:
-            return
-        mine = self._assignment.demand(self._backlog)
-        others = await self._shared_demand.exchange(mine, _HOLDS_LOOKS * self._between_looks_s)
-        held = Counter(held.worker_id for held in self._leasing.held.values()) if others else None
-        self._assignment.make_way(Courtesy(others, held))
+        """Go by a new look at the fleet, and by what waits at other dispatchers."""
+        fleet = await self._lookout.look()
+        self._assignment.look(fleet, self._lookout.speeds, fleet.view.now_s)
+        self._recall.look(fleet.view)
+        others = await self._lookout.exchange(self._assignment.demand(self._backlog))
+        if others is not None:
+            held = Counter(held.worker_id for held in self._leasing.held.values()) if others else None
+            self._assignment.make_way(Courtesy(others, held))
 
     def _call_off_the_lost(self) -> None:
         """Have requests come back whose workers are given up. What is held is older than the last look."""
@@ -350,10 +288,6 @@ class Placement:
     @property
     def _fleet(self) -> FleetModel:
         return self._assignment.fleet
-
-    def _now(self) -> float:
-        """Redis' clock, as told by the last look and the time since."""
-        return self._fleet.view.now_s + (self._clock() - self._viewed_at)
 
     async def _acquire(self, asks: list[tuple[Waiting[Held], Chosen]]) -> None:
         leases = self._leasing.asks([(waiting.need, decision.candidates) for waiting, decision in asks])
@@ -380,22 +314,8 @@ class Placement:
             self._wake.set()  # others may have room, and more may be waiting
 
     def _hold(self, ask: Ask, grant: Grant, need: Need, decision: Chosen | None) -> Held:
-        worker = self._workers[grant.worker_id]
-        held = Held(
-            lease=ask.lease,
-            worker_id=grant.worker_id,
-            url=worker.url,
-            api_key_env=worker.api_key_env,
-            api_key_file=worker.api_key_file,
-            epoch=grant.epoch,
-            tokens=need.cost_tokens,
-            granted_s=self._now(),
-            answer_tokens=answer_tokens(need),
-            decision=decision,
-            need=need,
-            trial=grant.trial,
-        )
-        self._leasing.held[held.lease] = held
+        worker = self._lookout.workers[grant.worker_id]
+        held = self._leasing.hold(ask, grant, worker, need, decision, now_s=self._lookout.now())
         log.debug(
             "leased",
             worker=held.worker_id,
@@ -417,14 +337,16 @@ class Placement:
 
     async def _hedge(self) -> None:
         """Give running requests that gain by it a second attempt on a faster worker."""
-        now_s = self._now()
+        now_s = self._lookout.now()
         free = {name: self._fleet.free_slots(name) for name in self._fleet.with_room(None, now_s)}
         running = [
             Candidate(held.lease, held.worker_id, held.granted_s, held.answer_tokens)
             for held in self._leasing.held.values()
             if held.join is not None
         ]
-        for hedge in self.hedging.pick(running, free, self._known_speeds, now_s) if free and running else ():
+        if not free or not running:
+            return
+        for hedge in self.hedging.pick(running, free, self._lookout.speeds, now_s):
             first = self._leasing.held.get(hedge.lease)
             if first is not None:  # else it ended while another's second attempt was being placed
                 await self._join(first, hedge)

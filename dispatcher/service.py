@@ -28,6 +28,7 @@ from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
 from dispatcher.inline import InlineRunner
 from dispatcher.lengths import AnswerLengths
+from dispatcher.lookout import Lookout
 from dispatcher.mending import LOOK_S, Mending
 from dispatcher.placement import Placement
 from dispatcher.queues import waiting_jobs
@@ -75,19 +76,18 @@ class Dispatcher:
         speeds = Speeds()
         self._shared_speeds = SharedSpeeds(self._redis, speeds)
         self._witness = Witness(self._store, stale_after_s=settings.scheduler.stale_after_s)
-        self.placement = Placement(
+        lookout = Lookout(
             self._store,
-            strategies,
             speeds,
-            Hedging(speeds),
-            owner=settings.name,
-            rng=rng,
-            view_interval_s=settings.view_interval_s,
+            interval_s=settings.view_interval_s,
+            stale_after_s=settings.scheduler.stale_after_s,
+            dead_after_s=settings.scheduler.dead_after_s,
             shared_speeds=self._shared_speeds,
             shared_demand=SharedDemand(self._redis, settings.name),
             witness=self._witness,
-            stale_after_s=settings.scheduler.stale_after_s,
-            dead_after_s=settings.scheduler.dead_after_s,
+        )
+        self.placement = Placement(
+            self._store, lookout, strategies, speeds, Hedging(speeds), owner=settings.name, rng=rng
         )
         self._door = LoopDoor(asyncio.get_running_loop())
         self.exporter = Exporter(self.placement, lambda: self._door.ask(self._look))

@@ -46,6 +46,11 @@ class Need:
         return self.prompt_tokens + (self.asked_tokens or 0)
 
     @property
+    def answer_tokens(self) -> int:
+        """What the answer may have: the ceiling, else what the plan expects."""
+        return self.asked_tokens or max(1, self.cost_tokens - self.prompt_tokens)
+
+    @property
     def affinity_key(self) -> str | None:
         """What ties the request to a worker's caches; None: nothing does."""
         return self.session_key if self.session_key is not None else self.prefix_key

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import TypeAlias, cast
 
-from dispatcher.assignment import MOST_ASKS, Assignment, answer_tokens
+from dispatcher.assignment import MOST_ASKS, Assignment
 from dispatcher.backlog import Backlog, Waiting
 from dispatcher.hedges import Candidate
 from dispatcher.hedging import Hedging
@@ -284,7 +284,7 @@ class Replay:
         free = {name: fleet.free_slots(name) for name in fleet.with_room(None, self._now_s)}
         running = {str(one.key): one for one in self._attempts.values() if len(one.ticket.attempts) == 1}
         candidates = [
-            Candidate(lease, one.worker.name, one.granted_s, answer_tokens(one.ticket.request.need))
+            Candidate(lease, one.worker.name, one.granted_s, one.ticket.request.need.answer_tokens)
             for lease, one in running.items()
         ]
         for hedge in self._hedging.pick(candidates, free, self._known_speeds, self._now_s):
@@ -292,7 +292,7 @@ class Replay:
             if worker.has_room:
                 fleet.took(worker.name, ticket.request.need.cost_tokens)
                 self._begin(ticket, worker, second=True)
-                self._hedging.made_one(answer_tokens(ticket.request.need))
+                self._hedging.made_one(ticket.request.need.answer_tokens)
 
 
 def _cut(tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Sequence[Ticket]]:
@@ -301,7 +301,7 @@ def _cut(tickets: Sequence[Ticket], sizes: Sequence[int]) -> list[Sequence[Ticke
 
 
 def _underway(attempt: Attempt) -> Underway:
-    return Underway(attempt.worker.name, attempt.granted_s, answer_tokens(attempt.ticket.request.need))
+    return Underway(attempt.worker.name, attempt.granted_s, attempt.ticket.request.need.answer_tokens)
 
 
 def replay(workload: Workload, fleet: Sequence[EngineSpec], strategies: Strategies, setup: Setup) -> Replayed:

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 
 from dispatcher.hedging import Hedging
+from dispatcher.lookout import Lookout
 from dispatcher.placement import Placement
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
@@ -58,15 +59,15 @@ def placement(client, number, clock):
     speeds = Speeds()
     for name in WORKERS:
         speeds.saw(name, 100, 1.0)
+    store = FleetStore(client, rng=random.Random(number))
     return Placement(
-        FleetStore(client, rng=random.Random(number)),
+        store,
+        Lookout(store, speeds, interval_s=0.1, clock=clock),
         Strategies(SchedulerPolicy()),
         speeds,
         Hedging(speeds),
         owner=f"d{number}",
         rng=random.Random(number),
-        view_interval_s=0.1,
-        clock=clock,
     )
 
 

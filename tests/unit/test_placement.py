@@ -15,6 +15,7 @@ import structlog
 
 from dispatcher.demand import Demand
 from dispatcher.hedging import Hedging
+from dispatcher.lookout import Lookout
 from dispatcher.placement import Closing, Placement
 from dispatcher.scheduler.question import Need
 from dispatcher.scheduler.strategies import SchedulerPolicy, Strategies
@@ -112,16 +113,15 @@ def make(store, *, view_interval_s=0.001, rates=None, clock=time.monotonic, shar
     speeds = Speeds()
     for name in store.limits:
         speeds.saw(name, 100, 100 / (rates or {}).get(name, 100.0))
+    lookout = Lookout(store, speeds, interval_s=view_interval_s, clock=clock, shared_demand=shared_demand)
     return Placement(
         store,
+        lookout,
         Strategies(SchedulerPolicy()),
         speeds,
         Hedging(speeds),
         owner="d",
         rng=random.Random(1),
-        view_interval_s=view_interval_s,
-        clock=clock,
-        shared_demand=shared_demand,
     )
 
 
