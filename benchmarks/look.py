@@ -28,9 +28,10 @@ from forebay.embedded import EmbeddedServer
 from workers.breaker import Verdict
 from workers.connection import connect
 from workers.fleet import WorkerState
+from workers.leases import Ask, End, Grant, lease_id
 from workers.load import Load, LoadSource
 from workers.spec import Runtime, WorkerSpec
-from workers.store import Ask, End, FleetStore, Grant, lease_id
+from workers.store import FleetStore
 
 ROUNDS = 5
 LOOKS = 10

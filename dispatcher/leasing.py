@@ -17,7 +17,8 @@ from dispatcher.scheduler.decision import Chosen
 from dispatcher.scheduler.question import Need
 from workers.breaker import Verdict
 from workers.fleet import WorkerView
-from workers.store import Ask, End, FleetStore, Grant, Refusal, lease_id
+from workers.leases import Ask, End, Grant, Refusal, lease_id
+from workers.store import FleetStore
 
 log = structlog.get_logger(__name__)
 

@@ -31,7 +31,8 @@ from dispatcher.scheduler.strategies import Strategies
 from dispatcher.speeds import Speeds
 from workers.breaker import Verdict
 from workers.errors import StoreUnavailable
-from workers.store import Ask, End, FleetStore, Grant
+from workers.leases import Ask, End, Grant
+from workers.store import FleetStore
 
 log = structlog.get_logger(__name__)
 

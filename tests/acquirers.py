@@ -10,7 +10,8 @@ import asyncio
 import sys
 
 from workers.connection import connect
-from workers.store import Ask, FleetStore, Grant, lease_id
+from workers.leases import Ask, Grant, lease_id
+from workers.store import FleetStore
 
 
 async def acquire(url: str, name: str, count: int, worker: str) -> tuple[int, int]:

@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workers import keys
-from workers.breaker import BreakerPolicy, Verdict
+from workers import keys, leases
+from workers.breaker import BreakerPolicy
 from workers.connection import AsyncRedis, translated
 from workers.errors import UnknownWorker
 from workers.evidence import Evidence
 from workers.fleet import FleetView, WorkerState
+from workers.leases import Ask, End, Grant, Refusal
 from workers.limits import DEFAULT_LIMIT
 from workers.load import Load
 from workers.scripts import Scripts
@@ -46,44 +47,6 @@ class Memo:
     until: float
 
 
-class Ask(msgspec.Struct, frozen=True):
-    """One attempt that wants a lease, with the ids of its candidates, best first."""
-
-    lease: str
-    candidates: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Grant:
-    """A lease was taken. ``epoch`` goes back with the end of the attempt."""
-
-    worker_id: str
-    epoch: int
-    trial: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """One worker's no: why, and from when on asking again may help (0: unknown)."""
-
-    worker_id: str
-    why: str
-    again_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """How one attempt ended, for its worker."""
-
-    lease: str
-    worker_id: str
-    epoch: int
-    verdict: Verdict
-    reason: str = ""
-    defer_s: float = 0.0
-    halve: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class _Roster:
     """Who is registered as of a generation, and the keys to look at for all of them."""
@@ -91,11 +54,6 @@ class _Roster:
     generation: str
     ids: tuple[str, ...]
     keys: list[str]
-
-
-def lease_id(owner: str, serial: int, tokens: int) -> str:
-    """A lease's id: who holds it, which attempt, and how many tokens it is expected to cost."""
-    return f"{owner}:{serial}|{max(0, tokens)}"
 
 
 class FleetStore:
@@ -373,52 +331,34 @@ class FleetStore:
 
     async def acquire(self, asks: Sequence[Ask]) -> list[Grant | tuple[Refusal, ...]]:
         """Take a lease for each ask on the first candidate that admits it; the others say why not."""
-        workers, numbers = _numbered(worker for ask in asks for worker in ask.candidates)
+        workers, numbered = leases.asked(asks)
         payload = {
             "ttl_s": self.lease_ttl_s,
             "default_limit": 1,
             "policy": self._policy_fields,
-            "asks": [
-                {"id": ask.lease, "candidates": [numbers[worker] for worker in ask.candidates]}
-                for ask in asks
-            ],
+            "asks": numbered,
         }
-        answers = await self._scripts.run("acquire", _of_all(workers, _ACQUIRE_KEYS), [_json(payload)])
-        return [_to_grant(answer, workers) for answer in msgspec.json.decode(answers)]
+        answer = await self._scripts.run("acquire", _of_all(workers, _ACQUIRE_KEYS), [_json(payload)])
+        return leases.answered(answer, workers)
 
     async def settle(self, ends: Sequence[End]) -> int:
         """End attempts: free their leases and tell breaker, deferral and limit. Repeating it changes nothing.
 
         Returns how many leases were freed.
         """
-        workers, numbers = _numbered(end.worker_id for end in ends)
-        payload = {
-            "policy": self._policy_fields,
-            "ends": [
-                {
-                    "id": end.lease,
-                    "worker": numbers[end.worker_id],
-                    "epoch": end.epoch,
-                    "verdict": end.verdict.value,
-                    "reason": end.reason,
-                    "jitter": self._jitter(),
-                    "defer_s": end.defer_s,
-                    "halve": end.halve,
-                }
-                for end in ends
-            ],
-        }
+        workers, numbered = leases.ended(ends, self._jitter)
+        payload = {"policy": self._policy_fields, "ends": numbered}
         return int(await self._scripts.run("settle", _of_all(workers, _SETTLE_KEYS), [_json(payload)]))
 
-    async def renew(self, leases: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    async def renew(self, held: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
         """Keep leases (by worker) alive for another term; returns the ids of those that were gone already."""
-        workers = [worker for worker, held in leases.items() if held]
+        workers = [worker for worker, ids in held.items() if ids]
         if not workers:
             return ()
         payload = {
             "ttl_s": self.lease_ttl_s,
             "trial_s": self.policy.trial_s,
-            "leases": [list(leases[worker]) for worker in workers],
+            "leases": [list(held[worker]) for worker in workers],
         }
         gone = await self._scripts.run(
             "renew", _of_all(workers, (keys.LEASES, keys.BREAKER)), [_json(payload)]
@@ -435,25 +375,6 @@ def _of(worker: str, *families: keys.Key) -> list[str]:
 
 def _of_all(workers: Iterable[str], families: tuple[keys.Key, ...]) -> list[str]:
     return [family.of(worker) for worker in workers for family in families]
-
-
-def _numbered(names: Iterable[str]) -> tuple[list[str], dict[str, int]]:
-    numbers: dict[str, int] = {}
-    for name in names:
-        numbers.setdefault(name, len(numbers) + 1)
-    return list(numbers), numbers
-
-
-def _to_grant(answer: Mapping[str, object], workers: list[str]) -> Grant | tuple[Refusal, ...]:
-    match answer:
-        case {"worker": int(number), "epoch": int(epoch), "trial": bool(trial)}:
-            return Grant(workers[number - 1], epoch, trial)
-        case {"refused": list(refused)}:
-            return tuple(Refusal(workers[int(n) - 1], str(why), float(at)) for n, why, at in refused)
-        case {"refused": dict()}:  # how Lua encodes an empty list
-            return ()
-        case _:
-            raise AssertionError(f"acquire answered {answer!r}")
 
 
 def _to_memo(fields: Mapping[str, str]) -> Memo | None:

@@ -10,8 +10,8 @@ import pytest
 
 from tests.acceptance.conftest import ROOT, rows
 from workers.fleet import WorkerState
+from workers.leases import Ask, Grant, lease_id
 from workers.spec import WorkerSpec
-from workers.store import Ask, Grant, lease_id
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 

@@ -23,8 +23,9 @@ from workers import keys
 from workers.breaker import BreakerPolicy, Verdict
 from workers.connection import connect
 from workers.fleet import WorkerState
+from workers.leases import Ask, End, Grant, lease_id
 from workers.spec import WorkerSpec
-from workers.store import Ask, End, FleetStore, Grant, lease_id
+from workers.store import FleetStore
 
 pytestmark = pytest.mark.integration
 

@@ -39,9 +39,10 @@ from monitor.settings import MonitorSettings
 from workers.breaker import BreakerState
 from workers.connection import AsyncRedis
 from workers.fleet import FleetView, WorkerState, WorkerView
+from workers.leases import Ask, Grant, lease_id
 from workers.load import Load, LoadSource
 from workers.spec import WorkerSpec, worker_id
-from workers.store import Ask, FleetStore, Grant, lease_id
+from workers.store import FleetStore
 
 pytestmark = pytest.mark.integration
 

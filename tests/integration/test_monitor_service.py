@@ -28,9 +28,10 @@ from workers.breaker import BreakerState
 from workers.connection import AsyncRedis
 from workers.errors import StoreUnavailable
 from workers.fleet import FleetView, WorkerState, WorkerView
+from workers.leases import Ask, Grant, lease_id
 from workers.load import LoadSource
 from workers.spec import WorkerSpec
-from workers.store import Ask, FleetStore, Grant, lease_id
+from workers.store import FleetStore
 
 pytestmark = pytest.mark.integration
 

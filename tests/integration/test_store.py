@@ -14,9 +14,10 @@ from workers.breaker import Breaker, BreakerPolicy, BreakerState, Verdict
 from workers.errors import UnknownWorker
 from workers.evidence import NONE, Evidence
 from workers.fleet import WorkerState
+from workers.leases import Ask, End, Grant, lease_id
 from workers.load import Load, LoadSource
 from workers.spec import WorkerSpec
-from workers.store import Ask, End, FleetStore, Grant, lease_id
+from workers.store import FleetStore
 
 pytestmark = pytest.mark.integration
 

@@ -23,7 +23,7 @@ from dispatcher.speeds import Speeds
 from tests.fleets import view, worker
 from workers.breaker import BreakerState, Verdict
 from workers.errors import StoreUnavailable
-from workers.store import Grant, Refusal
+from workers.leases import Grant, Refusal
 
 A, B = "a:1", "b:1"
 
