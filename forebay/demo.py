@@ -25,7 +25,8 @@ from forebay.cli.run import execute
 from forebay.errors import CannotWork
 from forebay.fleet import worker_spec
 from forebay.results import errors_path
-from forebay.run import RunSettings, Watcher
+from forebay.run import Watcher
+from forebay.run_settings import RunSettings
 from forebay.simulator.command import LISTENING
 from forebay.simulator.process import flags
 from forebay.simulator.settings import EngineSettings

@@ -7,66 +7,33 @@ services; wait for a worker; publish the batch; watch it; save its results; leav
 
 from __future__ import annotations
 
-import itertools
-import os
-import random
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Protocol
 
 from dispatcher.batches.errors import StorageError, StorageMissingError
-from dispatcher.batches.intake import Limits
-from dispatcher.batches.record import BatchRecord, BatchStatus, new_batch_id
+from dispatcher.batches.record import BatchRecord, BatchStatus
 from dispatcher.batches.storage import BatchFiles, Storage
-from forebay import explanations, submission
+from forebay import beginning, explanations, submission
 from forebay.client import LOOK_S, Forebay
 from forebay.errors import BatchLost, NoWorkerReady, RunRefused, UnknownBatch
 from forebay.interrupts import Interrupts
 from forebay.local import LocalServices, LocalSettings
 from forebay.progress import Progress
-from forebay.results import Saved, replaceable
+from forebay.results import Saved
+from forebay.run_settings import RunSettings
 from forebay.settings import FrontSettings
-from forebay.state import Manifest, RunState, fingerprint, same_file
-from forebay.submission import Options
-from workers.errors import SettingsError, StoreUnavailable, UnknownWorker
+from forebay.state import RunState
+from workers.errors import StoreUnavailable, UnknownWorker
 from workers.fleet import WorkerState, WorkerView
-from workers.limits import DEFAULT_LIMIT
-from workers.spec import WorkerSpec
 
 _POLL_S = 0.1
 _OWN_LOOK_S = 0.2
 """From one look at the batch to the next, in a Redis that is ours alone: results are there so much sooner."""
 _COMPANY_S = 3.0
 """How long a ready worker waits for the others: the longest requests go first, and shall find the fastest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSettings:
-    """What a person asks of a run.
-
-    ``redis_url`` None: an embedded server. ``storage`` None: in the folder beside the output. ``queue`` None:
-    one that only this run's dispatchers serve. ``wait_ready_s``: how long to wait for the first ready worker.
-    ``explain``: where decision records go; None: they are not kept.
-    """
-
-    input: Path
-    output: Path
-    errors: Path
-    workers: tuple[WorkerSpec, ...]
-    redis_url: str | None = None
-    storage: str | None = None
-    queue: str | None = None
-    dispatchers: int = 1
-    options: Options = field(default_factory=Options)
-    wait_ready_s: float = 60.0
-    overwrite: bool = False
-    restart: bool = False
-    keep_state: bool = False
-    explain: Path | None = None
-    limits: Limits = field(default_factory=Limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +82,9 @@ def run(settings: RunSettings, watcher: Watcher) -> Outcome:
     batch is published; afterwards it is an outcome.
     """
     started = time.monotonic()
-    _check(settings)
+    beginning.check(settings)
     with Interrupts() as interrupts, RunState(settings.output) as state:
-        batch_id, resumed = _take_in_or_up(settings, state)
+        batch_id, resumed = beginning.take_in_or_up(settings, state)
         batch = _Batch(settings, state, batch_id, fresh=not resumed)
         watcher.started(submission.read_record(batch.files), resumed=resumed)
         outcome: Outcome | None = None
@@ -141,99 +108,6 @@ def run(settings: RunSettings, watcher: Watcher) -> Outcome:
                     with suppress(StorageError):
                         batch.files.remove_all()
                 state.remove()
-
-
-def _check(settings: RunSettings) -> None:
-    """Refuse what cannot work, before anything is made."""
-    if not settings.workers and settings.redis_url is None:
-        raise SettingsError("no worker is given; name at least one with --worker URL")
-    for variable in {spec.api_key_env for spec in settings.workers} - {None}:
-        if variable not in os.environ:
-            raise SettingsError(f"the environment has no variable {variable}, named by --api-key-env")
-    if not settings.input.exists():
-        raise RunRefused(f"{settings.input}: there is no such file")
-    if not settings.input.is_file():
-        raise RunRefused(
-            f"{settings.input} is no ordinary file, which a run could take up again; copy it to one"
-        )
-    for target in _targets(settings):
-        if not target.absolute().parent.is_dir():
-            raise RunRefused(f"{target}: there is no folder {target.parent} to write it in")
-        if target.is_dir():
-            raise RunRefused(f"{target} is a folder, not a file")
-        if target.exists() and target.samefile(settings.input):
-            raise RunRefused(f"{target} is the input itself")
-    if not replaceable(settings.output):
-        raise RunRefused(
-            f"{settings.output} is no ordinary file, by which a run could be taken up again; name a file"
-        )
-    for one, other in itertools.combinations(_targets(settings), 2):
-        if one.absolute() == other.absolute():
-            raise RunRefused(f"two of results, failed lines and decisions cannot both go to {one}")
-
-
-def _targets(settings: RunSettings) -> list[Path]:
-    """The files that the run writes."""
-    return [settings.output, settings.errors, *([settings.explain] if settings.explain else [])]
-
-
-def _take_in_or_up(settings: RunSettings, state: RunState) -> tuple[str, bool]:
-    """The batch of this run, and whether an earlier run left it."""
-    manifest = None if settings.restart else state.manifest()
-    if manifest is not None:
-        _check_same(settings, manifest)
-        return manifest.batch_id, True
-    try:
-        _refuse_to_overwrite(settings)
-        state.clear()
-        return _take_in(settings, state), False
-    except BaseException:
-        if state.made:
-            state.remove()
-        raise
-
-
-def _check_same(settings: RunSettings, manifest: Manifest) -> None:
-    if not same_file(settings.input, manifest.fingerprint):
-        raise RunRefused(
-            f"{settings.input} has changed since the run that {settings.output} was begun with; "
-            "put it back to resume, or start again with --restart"
-        )
-    if settings.storage is not None and settings.storage != manifest.storage:
-        kept = manifest.storage or "the folder beside the output"
-        raise RunRefused(f"that run was begun with its files in {kept}; use that, or --restart")
-    if manifest.targets:  # those are that run's own
-        _refuse_to_overwrite(settings, manifest.targets)
-
-
-def _refuse_to_overwrite(settings: RunSettings, own: Collection[str] = ()) -> None:
-    for target in _targets(settings):
-        somebodys = str(target.absolute()) not in own and replaceable(target) and target.exists()
-        if somebodys and not settings.overwrite:
-            raise RunRefused(f"{target} exists already; name another, or pass --overwrite")
-
-
-def _take_in(settings: RunSettings, state: RunState) -> str:
-    batch_id = new_batch_id(random.SystemRandom())
-    queue = settings.queue or ("default" if settings.redis_url is None else f"run-{batch_id}")
-    seen = fingerprint(settings.input)
-    with settings.input.open("rb") as source:
-        submission.prepare(
-            Storage(settings.storage or str(state.storage)),
-            source,
-            name=settings.input.name,
-            options=replace(settings.options, queue=queue),
-            now_s=time.time(),
-            slots=len(settings.workers) * DEFAULT_LIMIT or submission.USUAL_SLOTS,
-            batch_id=batch_id,
-            limits=settings.limits,
-        )
-    if not same_file(settings.input, seen):
-        raise RunRefused(f"{settings.input} changed while it was read; run the command again")
-    # From here on the batch can be taken up again.
-    targets = tuple(str(target.absolute()) for target in _targets(settings))
-    state.keep(Manifest(str(settings.input.absolute()), seen, batch_id, settings.storage, targets))
-    return batch_id
 
 
 class _Batch:

@@ -35,8 +35,9 @@ from forebay.cli.plain import PlainWatcher
 from forebay.cli.quiet import QuietWatcher
 from forebay.fleet import worker_spec
 from forebay.results import errors_path
-from forebay.run import Outcome, RunSettings, Watcher
+from forebay.run import Outcome, Watcher
 from forebay.run import run as run_file
+from forebay.run_settings import RunSettings
 from forebay.settings import front_settings
 from forebay.submission import DAY_S, Options
 from workers.errors import SettingsError

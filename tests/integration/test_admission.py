@@ -15,7 +15,8 @@ from dispatcher.batches.record import BatchStatus
 from forebay import Forebay
 from forebay.cli.main import app
 from forebay.errors import QueueFull
-from forebay.run import RunSettings, _Run
+from forebay.run import _Run
+from forebay.run_settings import RunSettings
 from forebay.settings import FrontSettings
 from forebay.submission import Options, prepare
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from dispatcher.batches.storage import Storage
+from forebay import beginning
 from forebay import run as runs
 from forebay.errors import RunRefused
-from forebay.run import RunSettings
+from forebay.run_settings import RunSettings
 from forebay.state import Manifest, RunState, fingerprint, same_file
 from forebay.submission import read_record
 from workers.spec import WorkerSpec
@@ -31,7 +32,7 @@ def settings(tmp_path):
 
 def take(settings):
     with RunState(settings.output) as state:
-        return runs._take_in_or_up(settings, state)
+        return beginning.take_in_or_up(settings, state)
 
 
 def changed(settings, **changes):
