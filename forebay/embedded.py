@@ -22,7 +22,7 @@ _POLL_S = 0.01
 
 
 class EmbeddedServer:
-    """A server of our own. As a context manager it is ended, and its folder removed, at the end."""
+    """A server of our own, until ``close`` ends it and removes its folder."""
 
     def __init__(self, log: Path) -> None:
         """Start it and wait until it listens. Raises NoServer, ChildDied."""

@@ -23,7 +23,7 @@ from workers.limits import DEFAULT_LIMIT
 from workers.load import Load
 from workers.scripts import Scripts
 from workers.spec import Runtime, WorkerSpec, worker_id
-from workers.views import ViewReader
+from workers.views import ViewReader, finite
 
 _ACQUIRE_KEYS = (keys.WORKER, keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
 _SETTLE_KEYS = (keys.BREAKER, keys.DEFERRAL, keys.LIMIT, keys.LEASES, keys.GRANTS)
@@ -379,7 +379,7 @@ def _of_all(workers: Iterable[str], families: tuple[keys.Key, ...]) -> list[str]
 
 def _to_memo(fields: Mapping[str, str]) -> Memo | None:
     try:
-        return Memo(fields["reason"], int(fields["incarnation"]), float(fields["until"]))
+        return Memo(fields["reason"], int(fields["incarnation"]), finite(fields["until"]))
     except (KeyError, ValueError):  # there is none, or one that somebody spoiled: the worker is asked anew
         return None
 

@@ -6,6 +6,7 @@ must not hide the others. How Redis is looked at is ``store``'s subject, what a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -96,7 +97,7 @@ def _view(worker: str, entry: Sequence[object], load: Load | None) -> WorkerView
         models=frozenset(given_models or _unpacked(record.get("models", ""))),
         max_model_len=_int(record.get("max_model_len")),
         max_running=_int(record.get("max_running")),
-        weight=float(record.get("weight", "1")),
+        weight=finite(record.get("weight", "1")),
         api_key_env=record.get("api_key_env") or None,
         api_key_file=record.get("api_key_file") or None,
         origin=record.get("origin", ""),
@@ -104,20 +105,20 @@ def _view(worker: str, entry: Sequence[object], load: Load | None) -> WorkerView
         load=load,
         limit=int(limit.get("value", "1")),
         limit_reason=limit.get("reason", ""),
-        limit_since=float(limit.get("since", "0")),
+        limit_since=finite(limit.get("since", "0")),
         limit_version=int(limit.get("version", "0")),
         evidence=_evidence(limit),
         leases=_count(entry[5]),
         leases_since_sample=_count(entry[6]),
         tokens_since_sample=_count(entry[7]),
         breaker=BreakerState(breaker.get("state", "closed")),
-        breaker_open_until=float(breaker.get("open_until", "0")),
+        breaker_open_until=finite(breaker.get("open_until", "0")),
         breaker_reason=breaker.get("reason", ""),
         breaker_trips=int(breaker.get("trips", "0")),
-        deferred_until=float(deferral.get("until", "0")),
+        deferred_until=finite(deferral.get("until", "0")),
         reason=record.get("reason", ""),
-        since=float(record.get("since", "0")),
-        drain_until=float(record["drain_until"]) if "drain_until" in record else None,
+        since=finite(record.get("since", "0")),
+        drain_until=finite(record["drain_until"]) if "drain_until" in record else None,
     )
 
 
@@ -146,6 +147,14 @@ def _fields(flat: object) -> dict[str, str]:
 
 def _int(text: str | None) -> int | None:
     return int(text) if text else None
+
+
+def finite(text: str) -> float:
+    """A number; neither a stamp nor a weight can be infinite, or none at all."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is no finite number")
+    return number
 
 
 def _count(value: object) -> int:

@@ -417,7 +417,9 @@ async def test_what_a_newer_version_adds_to_a_load_spoils_nothing(store):
         (keys.WORKER, "state", "asleep"),
         (keys.WORKER, "incarnation", "first"),
         (keys.WORKER, "models", "[1"),
+        (keys.WORKER, "weight", "nan"),
         (keys.LIMIT, "value", "inf"),
+        (keys.LIMIT, "since", "-inf"),
         (keys.BREAKER, "state", "ajar"),
     ],
 )
