@@ -132,7 +132,7 @@ class Simulation:
             self.outcome.waited_s += finished.started_s - begun_s
             if begun_s >= self.limit_since:
                 tokens = finished.sequence.completion_tokens
-                self.evidence = self.evidence.with_answer(tokens, self.now_s - begun_s)
+                self.evidence = self.evidence.with_answer(tokens, self.now_s - begun_s, self.limit)
         else:
             self.late += finished.started_s > self.others.pop(key) + 1e-9
 
@@ -164,7 +164,7 @@ class Simulation:
         """Read, decide; returns the time until the next poll."""
         view = self._view()
         decision = self._decide(view)
-        if decision.value != self.limit:
+        if decision.value != self.limit or decision.anew:
             self.limit, self.version, self.limit_since = decision.value, self.version + 1, self.now_s
             self.evidence = NONE
         self.trace.append((self.now_s, self.limit))

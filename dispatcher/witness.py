@@ -34,6 +34,8 @@ class _Silent:
     limit_since: float
     full_since: float = math.inf
     """From when on all looks found it full; infinite: the last did not."""
+    leases: int = 0
+    """As the last look found them."""
     seen: Evidence = NONE
     """What was not told yet."""
 
@@ -56,18 +58,21 @@ class Witness:
             known = self._silent.get(worker.id)
             if known is None or known.limit_since != worker.limit_since:
                 known = _Silent(worker.limit_since)
+            known.leases = worker.leases
             full = worker.leases >= FULL * worker.limit
             known.full_since = min(known.full_since, now_s) if full else math.inf
             silent[worker.id] = known
         self._silent = silent
 
     def saw(self, worker_id: str, tokens: int | None, seconds: float | None, now_s: float) -> None:
-        """An answer came from a worker: so many tokens, in so many seconds."""
+        """An answer came from a worker: so many tokens, in so many seconds. None: it has no tokens, it is no
+        text, or the worker does not count them; then answers are counted instead.
+        """
         worker = self._silent.get(worker_id)
-        if worker is None or not tokens or not seconds:
+        if worker is None or not seconds:
             return
         if now_s - seconds >= max(worker.limit_since, worker.full_since):
-            worker.seen = worker.seen.with_answer(tokens, seconds)
+            worker.seen = worker.seen.with_answer(tokens or 1, seconds, worker.leases)
 
     async def tell(self) -> None:
         """Have it counted. Raises StoreUnavailable; then it is lost, which costs a moment's learning."""

@@ -99,8 +99,11 @@ class ConfiguredWorkers:
 
     async def tell(self, store: FleetStore) -> None:
         """Register what is new or changed, drain what was taken out. Raises StoreUnavailable."""
-        if self._told is not None and await store.generation() < self._generation:
+        generation = await store.generation()
+        if self._told is not None and generation < self._generation:
             await self._notice_loss(store)
+        # Noted with every look: others may bring a new Redis as far as ours was when we told it.
+        self._generation = generation
         if self._told is self._wanted:
             return
         wanted, told = self._wanted, self._told

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from monitor.exploring import Explorer, may_explore
 from workers.limits import (
+    BLIND_STEP_S,
     PATIENCE,
     PRESS,
     LimitDecision,
@@ -42,7 +43,7 @@ class Limiter:
     _adapting: bool = False
     _told: bool = False
     _last: tuple[int, int] | None = field(default=None)
-    _explorer: Explorer = field(default_factory=Explorer)
+    _explorer: Explorer | None = None
 
     @property
     def hurries(self) -> bool:
@@ -104,7 +105,9 @@ class Limiter:
             ),
             self.policy,
         )
-        decision = self._explored(blind, view, told or self._learned, now_s)
+        decision = blind
+        if last is None or now_s - last.received_at >= BLIND_STEP_S:
+            decision = self._explored(blind, view, told or self._learned, now_s)
         self._last = (view.limit_version, decision.value)
         return decision
 
@@ -115,6 +118,8 @@ class Limiter:
         spare, changes = self.policy.share is Share.SPARE, blind.value != view.limit
         if spare or changes or not may_explore(view.limit, slots):
             return blind
+        if self._explorer is None:
+            self._explorer = Explorer(adopted=view.limit_version > _REGISTERED_VERSION)
         pressed = view.leases >= PRESS * view.limit
         return self._explorer.decide(view.limit, view.evidence, pressed=pressed, now_s=now_s)
 
@@ -131,7 +136,8 @@ class Limiter:
             version, wanted = self._last
             if view.limit_version > version and view.limit < wanted:
                 self._been_full = True
-                self._explorer.refused(now_s)
+                if self._explorer is not None:
+                    self._explorer.refused(now_s)
 
     def _others(self, view: WorkerView, load: Load) -> int:
         # Requests sent between the count of leases and the sample look like somebody else's, but only in

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
+_LOOK_SHARE = 0.5
+"""A look at a ready worker that hangs leaves this part of the time to its load."""
 EAGER_POLLS = 3
 """After a change of the limit so many polls follow soon: more leases come, and show what it holds."""
 
@@ -144,7 +146,8 @@ class Watch:
 
     async def tick(self, view: WorkerView, *, memo: bool) -> Findings:
         """One poll within one budget. ``view`` is older than the tick; ``memo``: one stands for this life."""
-        deadline = asyncio.get_running_loop().time() + self._settings.poll_budget_s
+        began_at = asyncio.get_running_loop().time()
+        deadline = began_at + self._settings.poll_budget_s
         try:
             target = target_of(view, self._environ)
         except MissingKeyError as error:
@@ -152,7 +155,10 @@ class Watch:
         state = StateFinding(view.state, self._readiness)
         memo = memo and not self._doubt
         if self._doubt or self._lifecycle.due(view.state, self._now()):
-            state, reborn = await self._look(view, target, deadline)
+            look_by = deadline
+            if view.state is WorkerState.READY:
+                look_by = began_at + _LOOK_SHARE * self._settings.poll_budget_s
+            state, reborn = await self._look(view, target, look_by)
             if reborn is not None:
                 return Findings(reborn=reborn, state=state)
         if state.state is not WorkerState.READY:
@@ -291,7 +297,7 @@ def _models_lost(view: WorkerView, known: StateFinding) -> bool:
 
 def _change(view: WorkerView, decision: LimitDecision) -> LimitDecision | None:
     """The decision, if it changes anything."""
-    return None if decision.value == view.limit else decision
+    return None if decision.value == view.limit and not decision.anew else decision
 
 
 def _absence(reading: Reading) -> str | None:

@@ -77,10 +77,14 @@ class LimitInputs:
 
 @dataclass(frozen=True, slots=True)
 class LimitDecision:
-    """The limit from now on, 1 or more, and why, for people."""
+    """The limit from now on, 1 or more, and why, for people.
+
+    ``anew``: it is written even if it is the same, so that what answers show is counted from now on.
+    """
 
     value: int
     reason: str
+    anew: bool = False
 
 
 def queue_target(running: int | None) -> int:

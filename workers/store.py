@@ -225,7 +225,7 @@ class FleetStore:
         """
         args: list[str | int | float | bytes] = []
         for _worker, since, seen in notes:
-            args += [f"{since:.6f}", seen.answers, seen.tokens, round(seen.seconds * 1000)]
+            args += [f"{since:.6f}", seen.answers, seen.tokens, round(seen.seconds * 1000), seen.leases]
         names = (worker for worker, _since, _seen in notes)
         return int(await self._scripts.run("note_evidence", _of_all(names, (keys.LIMIT,)), args))
 

@@ -124,7 +124,12 @@ def _view(worker: str, entry: Sequence[object], load: Load | None) -> WorkerView
 
 def _evidence(limit: Mapping[str, str]) -> Evidence:
     try:
-        return Evidence(int(limit["answers"]), int(limit["answer_tokens"]), int(limit["answer_ms"]) / 1000)
+        return Evidence(
+            answers=int(limit["answers"]),
+            tokens=int(limit["answer_tokens"]),
+            seconds=int(limit["answer_ms"]) / 1000,
+            leases=int(limit["answer_leases"]),
+        )
     except (KeyError, ValueError):  # there is none, or what somebody spoiled: it shows nothing
         return NONE
 

@@ -225,3 +225,21 @@ async def test_a_mistake_of_ours_is_said_once_and_the_telling_goes_on(
             await keeping
     assert await states(store) == {A: "starting"}
     assert [line["event"] for line in logs if line["log_level"] == "error"] == ["workers not registered"]
+
+
+async def test_a_redis_that_was_emptied_and_filled_by_others_lacks_nobody(
+    store: FleetStore, file: File
+) -> None:
+    async def others_register() -> None:
+        for number in range(3):
+            await store.register(WorkerSpec(url=f"http://10.0.1.{number}:8000"))
+
+    file.write(table(A))
+    workers = ConfiguredWorkers(file.path, [WorkerSpec(url=f"http://{B}")])
+    await follow(workers, store)
+    await others_register()
+    await follow(workers, store)
+    await store.client.flushall()
+    await others_register()
+    await follow(workers, store)
+    assert {A, B} <= set(await states(store))

@@ -89,6 +89,17 @@ async def test_a_newer_load_is_never_overwritten_by_an_older(store):
     assert (await worker(store, A)).load == newer
 
 
+async def test_a_load_of_a_time_that_is_still_to_come_is_overwritten(store):
+    """Redis' clock went back, as in a failover to a host whose clock is behind."""
+    await ready(store, A)
+    incarnation, now_s = (await worker(store, A)).incarnation, await store.now()
+    ahead = Load(source=LoadSource.NATIVE, sampled_at=now_s + 60, received_at=now_s + 60, running=2)
+    assert await store.write_load(A, incarnation, ahead)
+    behind = ahead.model_copy(update={"sampled_at": now_s, "received_at": now_s})
+    assert await store.write_load(A, incarnation, behind)
+    assert (await worker(store, A)).load == behind
+
+
 async def test_unknown_stays_unknown_in_redis(store):
     await ready(store, A)
     load = Load(source=LoadSource.METRICS, sampled_at=1.5, received_at=2.5, running=0)
@@ -236,19 +247,19 @@ async def test_evidence_is_counted_together_for_the_limit_that_it_is_about(store
     await ready(store, A, B)
     since = {name: (await worker(store, name)).limit_since for name in (A, B)}
     assert (await worker(store, A)).evidence == NONE
-    notes = [(A, since[A], Evidence(3, 300, 1.5)), (B, since[B] - 1, Evidence(9, 900, 9.0))]
+    notes = [(A, since[A], Evidence(3, 300, 1.5, 48)), (B, since[B] - 1, Evidence(9, 900, 9.0, 90))]
     assert await store.note_evidence(notes) == 1
     assert await store.note_evidence(notes[:1]) == 1
-    assert (await worker(store, A)).evidence == Evidence(6, 600, 3.0)
+    assert (await worker(store, A)).evidence == Evidence(6, 600, 3.0, 96)
     assert (await worker(store, B)).evidence == NONE
-    assert await store.note_evidence([("127.0.0.1:9", since[A], Evidence(1, 1, 1.0))]) == 0
+    assert await store.note_evidence([("127.0.0.1:9", since[A], Evidence(1, 1, 1.0, 1))]) == 0
     assert not await store.client.exists(keys.LIMIT.of("127.0.0.1:9"))
 
 
 async def test_evidence_goes_with_the_limit_that_it_was_about(store):
     async def with_evidence():
         view = await worker(store, A)
-        assert await store.note_evidence([(A, view.limit_since, Evidence(5, 50, 5.0))]) == 1
+        assert await store.note_evidence([(A, view.limit_since, Evidence(5, 50, 5.0, 5))]) == 1
         return view
 
     await ready(store, A, limit=16)
@@ -260,13 +271,19 @@ async def test_evidence_goes_with_the_limit_that_it_was_about(store):
     await store.settle([End(lease_id("d", 1, 1), A, 0, Verdict.NEUTRAL, "429", halve=True)])
     assert (await worker(store, A)).evidence == NONE
     view = await with_evidence()
+    assert await store.write_limit(A, view.incarnation, view.limit, "measure", seen=view.limit_version)
+    assert (await worker(store, A)).evidence == NONE
+    view = await with_evidence()
     await store.next_incarnation(A, view.incarnation, "restarted")
     assert (await worker(store, A)).evidence == NONE
 
 
 async def test_evidence_that_cannot_be_read_is_none_and_hides_nobody(store):
     await ready(store, A)
-    for spoiled in ({"answers": "many"}, {"answers": "5", "answer_tokens": "1e9", "answer_ms": "nan"}):
+    good = {"answers": "5", "answer_tokens": "50", "answer_ms": "500", "answer_leases": "80"}
+    await store.client.hset(keys.LIMIT.of(A), mapping=good)
+    assert (await worker(store, A)).evidence == Evidence(5, 50, 0.5, 80)
+    for spoiled in ({"answers": "many"}, {"answers": "5", "answer_ms": "nan"}):
         await store.client.hset(keys.LIMIT.of(A), mapping=spoiled)
         assert (await worker(store, A)).evidence == NONE
 
@@ -314,6 +331,11 @@ async def test_a_new_life_has_the_limit_that_a_person_gave(store):
     await store.write_limit(A, given.incarnation, 9, "test", seen=1)
     await store.next_incarnation(A, given.incarnation, "start time changed")
     assert (await worker(store, A)).limit == 8
+
+
+async def test_a_monitor_whose_heartbeat_is_still_to_come_is_not_live(store):
+    await store.client.zadd(keys.MONITORS.of(), {"of a clock ahead": await store.now() + 60})
+    assert await store.monitor_heartbeat("one", 3.0) == ("one",)
 
 
 async def test_live_monitors_are_named_and_silent_ones_forgotten(store):

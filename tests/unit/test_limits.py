@@ -281,7 +281,7 @@ class TestLimiter:
         assert Limiter(ALL).decide_blind(make_view(**cut, max_running=2), 1000.0).value == 2
 
     def test_without_loads_it_grows_by_what_answers_show_where_no_slots_are_known(self) -> None:
-        shown = {"limit": 16, "leases": 16, "evidence": Evidence(32, 3200, 64.0)}
+        shown = {"limit": 16, "leases": 16, "evidence": Evidence(32, 3200, 64.0, 512)}
         assert Limiter(ALL).decide_blind(make_view(**shown), 1000.0).value == 24
         assert Limiter(ALL).decide(make_view(**shown), make_load()).value == 24
         assert Limiter(ALL).decide_blind(make_view(**shown, max_running=16), 1000.0).value == 16
@@ -291,10 +291,18 @@ class TestLimiter:
 
     def test_a_refusal_ends_what_answers_showed(self) -> None:
         limiter = Limiter(ALL)
-        shown = {"leases": 40, "evidence": Evidence(50, 5000, 100.0)}
-        assert limiter.decide_blind(make_view(**shown, limit=40, limit_version=2), 1000.0).value == 60
+        shown = {"leases": 40, "evidence": Evidence(70, 7000, 100.0, 2800)}
+        assert limiter.decide_blind(make_view(**shown, limit=40, limit_version=1), 1000.0).value == 60
         assert limiter.decide_blind(make_view(**shown, limit=30, limit_version=4), 1001.0).value == 30
-        assert limiter.decide_blind(make_view(**shown, limit=30, limit_version=4), 1062.0).value == 45
+        anew = limiter.decide_blind(make_view(**shown, limit=30, limit_version=4), 1062.0)
+        assert (anew.value, anew.anew) == (30, True)
+        assert limiter.decide_blind(make_view(**shown, limit=30, limit_version=5), 1063.0).value == 45
+
+    def test_answers_count_only_where_loads_have_been_missing_for_a_while(self) -> None:
+        shown = {"limit": 16, "leases": 16, "evidence": Evidence(32, 3200, 64.0, 512)}
+        known = make_view(**shown, load=make_load(running=16, waiting=0))
+        assert Limiter(ALL).decide_blind(known, 1005.0).value == 16
+        assert Limiter(ALL).decide_blind(known, 1010.0).value == 24
 
     def test_one_load_that_could_not_be_read_is_no_reason_to_grow(self) -> None:
         cut = make_view(limit=2, leases=2, limit_since=940.0, load=make_load(received_at=999.0))

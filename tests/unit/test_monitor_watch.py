@@ -223,6 +223,26 @@ async def test_one_budget_covers_the_whole_poll_and_the_gauges_get_their_part(be
     assert found.absent is None
 
 
+async def test_a_list_of_models_that_hangs_leaves_time_for_the_load(begin: Begin) -> None:
+    engine = vllm_engine()
+    watch = begin(
+        engine,
+        poll_budget_s=0.4,
+    )
+    assert (await watch.tick(make_view(), memo=False)).load is not None
+
+    async def hang(request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/v1/models":
+            await asyncio.Event().wait()
+        return engine(request)
+
+    watch._lifecycle.look_soon()
+    watch._client = httpx.AsyncClient(transport=httpx.MockTransport(hang))
+    found = await watch.tick(make_view(), memo=False)
+    await watch._client.aclose()
+    assert found.load is not None
+
+
 async def test_a_worker_that_hangs_everywhere_costs_no_more_than_the_budget(begin: Begin) -> None:
     async def hang(_request: httpx.Request) -> httpx.Response:
         await asyncio.Event().wait()

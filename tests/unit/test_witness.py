@@ -47,19 +47,27 @@ async def test_answers_of_a_full_worker_that_says_nothing_are_counted_once(witne
     witness.saw("a:1", 50, 1.0, NOW_S + 6)
     await witness.tell()
     await witness.tell()
-    assert told.notes == [("a:1", SINCE, Evidence(2, 150, 3.0))]
+    assert told.notes == [("a:1", SINCE, Evidence(2, 150, 3.0, 32))]
 
 
 @pytest.mark.parametrize(
     ("tokens", "seconds", "at_s"),
-    [(None, 2.0, 5.0), (0, 2.0, 5.0), (100, None, 5.0), (100, 2.0, 1.0)],
-    ids=["no tokens told", "no tokens", "no time", "begun before it was seen full"],
+    [(100, None, 5.0), (100, 2.0, 1.0)],
+    ids=["no time", "begun before it was seen full"],
 )
 async def test_what_shows_nothing_is_left_out(witness, told, tokens, seconds, at_s):
     witness.look([silent()], NOW_S)
     witness.saw("a:1", tokens, seconds, NOW_S + at_s)
     await witness.tell()
     assert told.notes == []
+
+
+@pytest.mark.parametrize("tokens", [None, 0])
+async def test_answers_without_tokens_count_by_themselves(witness, told, tokens):
+    witness.look([silent(leases=14)], NOW_S)
+    witness.saw("a:1", tokens, 2.0, NOW_S + 5)
+    await witness.tell()
+    assert told.notes == [("a:1", SINCE, Evidence(1, 1, 2.0, 14))]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,7 @@ async def test_a_changed_limit_begins_anew(witness, told):
     assert told.notes == []
     witness.saw("a:1", 100, 1.0, NOW_S + 5)
     await witness.tell()
-    assert told.notes == [("a:1", NOW_S + 2.5, Evidence(1, 100, 1.0))]
+    assert told.notes == [("a:1", NOW_S + 2.5, Evidence(1, 100, 1.0, 16))]
 
 
 async def test_who_is_gone_or_tells_again_is_not_watched_any_more(witness, told):

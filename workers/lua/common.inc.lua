@@ -21,7 +21,7 @@ end
 
 -- What answers showed is about the limit that they were seen at.
 local function drop_evidence(limit_key)
-  redis.call('HDEL', limit_key, 'answers', 'answer_tokens', 'answer_ms')
+  redis.call('HDEL', limit_key, 'answers', 'answer_tokens', 'answer_ms', 'answer_leases')
 end
 
 -- The tokens of a lease are the last part of its id.

@@ -7,6 +7,8 @@
 local now = now_s()
 redis.call('ZADD', KEYS[1], stamp(now), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', stamp(now - tonumber(ARGV[2])))
+-- Later than now: Redis' clock went back. Who lives says so again; who does not would stay for long.
+redis.call('ZREMRANGEBYSCORE', KEYS[1], '(' .. stamp(now), '+inf')
 local names = redis.call('ZRANGE', KEYS[1], 0, -1)
 table.sort(names)
 return names
