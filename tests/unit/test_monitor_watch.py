@@ -234,6 +234,7 @@ async def test_a_list_of_models_that_hangs_leaves_time_for_the_load(begin: Begin
     async def hang(request: httpx.Request) -> httpx.Response:
         if request.url.path == "/v1/models":
             await asyncio.Event().wait()
+        await asyncio.sleep(0)  # as an answer over a wire: not there at once
         return engine(request)
 
     watch._lifecycle.look_soon()
