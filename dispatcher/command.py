@@ -13,6 +13,7 @@ from dispatcher.service import Dispatcher
 from dispatcher.settings import DispatcherSettings
 from workers import logs
 from workers.errors import GiveUp
+from workers.open_files import allow_open_files
 from workers.settings import explain
 
 log = structlog.get_logger(__name__)
@@ -55,4 +56,5 @@ def dispatcher(
 
 
 async def _run(settings: DispatcherSettings) -> None:
+    allow_open_files()
     await Dispatcher(settings).run()

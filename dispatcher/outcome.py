@@ -12,6 +12,7 @@ what came back                                request                worker
 408, 425                                      elsewhere              neutral
 time-out                                      elsewhere              failure; neutral if the caller's
 called off: its worker stands still, is gone  elsewhere              neutral: its breaker knows
+exhausted: we may open no more connections    wait, not charged      neutral: it was not asked
 401, 403                                      elsewhere, then final  neutral, unready for this model
 404 naming the model                          elsewhere, then final  neutral, its models read again
 404, 405, 501 otherwise: no such endpoint     elsewhere, then final  neutral
@@ -88,6 +89,7 @@ class Label(StrEnum):
     TOO_LARGE = "too_large"
     UNSENDABLE = "unsendable"
     RECALLED = "recalled"
+    EXHAUSTED = "exhausted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +150,8 @@ def _of_failure(kind: FailureKind, *, own_timeout: bool) -> Outcome:
             return Outcome(label, RequestFate.ELSEWHERE, verdict)
         case FailureKind.RECALLED:
             return Outcome(label, RequestFate.ELSEWHERE, Verdict.NEUTRAL)
+        case FailureKind.EXHAUSTED:
+            return Outcome(label, RequestFate.WAIT, Verdict.NEUTRAL)
         case (
             FailureKind.CONNECT
             | FailureKind.CONNECT_TIMEOUT

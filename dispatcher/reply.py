@@ -29,7 +29,8 @@ class FailureKind(StrEnum):
     connection was lost before a reply began. cut_off: it was lost in the middle of the reply. protocol:
     what came was not HTTP. timeout: the time given to the request ran out. too_large: the reply is bigger
     than we keep. unsendable: nothing can be written to this worker (an impossible URL, or key), so it
-    was not asked. recalled: we closed the connection, because the worker stands still or is gone.
+    was not asked. recalled: we closed the connection, because the worker stands still or is gone. exhausted:
+    this process, or its machine, may open no more connections.
     """
 
     CONNECT = "connect"
@@ -41,6 +42,7 @@ class FailureKind(StrEnum):
     TOO_LARGE = "too_large"
     UNSENDABLE = "unsendable"
     RECALLED = "recalled"
+    EXHAUSTED = "exhausted"
 
 
 @dataclass(frozen=True, slots=True)

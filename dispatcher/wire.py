@@ -8,6 +8,7 @@ time-outs are `send`'s.
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, TypeAlias
@@ -59,11 +60,13 @@ _TRANSLATED = tuple(error for error, _ in ERRORS)
 
 
 def kind_in(table: ErrorTable, error: Exception, *, begun: bool) -> FailureKind:
-    """What an error is to us, by a table of them. `begun`: the reply's head had come.
+    """What an error is to us: want of connections, else by a table. `begun`: the reply's head had come.
 
     Raises LookupError for one that is not in it: that would be a mistake of ours, and must not pass for a
     worker's.
     """
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+        return FailureKind.EXHAUSTED
     for foreign, kind in table:
         if isinstance(error, foreign):
             return FailureKind.CUT_OFF if begun and kind is BEFORE_OR_AFTER else kind

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from monitor.http import make_client
 from monitor.server import bind, serve
 from monitor.service import MonitorService
 from workers.connection import connect, public_url
+from workers.open_files import allow_open_files
 from workers.settings import config_file
 from workers.store import FleetStore
 
@@ -38,7 +38,7 @@ async def run(settings: MonitorSettings, given: Sequence[WorkerSpec] = ()) -> No
     Raises SettingsError for an impossible address, or a configuration file that is wrong at the start.
     """
     workers = ConfiguredWorkers(config_file(), given)
-    _allow_open_files()
+    allow_open_files()
     connection = connect(settings.redis_url)
     log.info("monitor starts", name=settings.name, redis=public_url(settings.redis_url))
     try:
@@ -48,13 +48,6 @@ async def run(settings: MonitorSettings, given: Sequence[WorkerSpec] = ()) -> No
     finally:
         await connection.aclose()
     log.info("monitor stops", name=settings.name)
-
-
-def _allow_open_files() -> None:
-    """As many as the system lets us: each worker keeps a connection or two, and 1,024 is a usual limit."""
-    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 async def _until_signal(

@@ -42,7 +42,9 @@ async def check(client: httpx.AsyncClient, target: Target, *, deadline: float) -
     """Ask a worker; ``deadline`` is on the loop's clock."""
     models = await get(client, target, MODELS_PATH, deadline=deadline)
     found = judge_models(models)
-    if found.ready is not False or isinstance(models, NoAnswer):
+    # A key that is refused here is refused for requests as well; engines leave their health page open to all.
+    refused = isinstance(models, Answer) and models.status in (401, 403)
+    if found.ready is not False or refused or isinstance(models, NoAnswer):
         return found
     health = judge_health(await get(client, target, HEALTH_PATH, deadline=deadline))
     return replace(health, models_answer=models) if health.ready else found

@@ -270,7 +270,7 @@ class Watch:
     def _stalled(self, view: WorkerView, load: Load) -> bool:
         live = load.source is LoadSource.NATIVE or self._gauges.live
         stalled = self._stall.add(load, live=live, leases=view.leases, now_s=self._now())
-        if stalled:
+        if stalled or view.breaker is BreakerState.OPEN:  # the trial that follows gets the whole time
             self._stall.forgive()
         return stalled and view.breaker is not BreakerState.OPEN  # in a half-open one the trial stands still
 

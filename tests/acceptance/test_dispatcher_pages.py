@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
 import socket
 import urllib.error
@@ -44,6 +45,10 @@ async def test_a_dispatcher_tells_what_waits_and_is_ready_until_it_ends(rig: Rig
         "forebay_batches_in_trouble 0.0",
     } <= set(page.splitlines())
     assert "process_resident_memory_bytes" in page
+    [most_open] = [
+        float(line.split()[1]) for line in page.splitlines() if line.startswith("process_max_fds ")
+    ]
+    assert most_open == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
     process.send_signal(signal.SIGTERM)
     assert await rig.gone(process) == 0

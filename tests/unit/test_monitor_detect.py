@@ -124,6 +124,12 @@ async def test_a_worker_that_refuses_both_is_not_ready_and_the_first_answer_says
     assert (found.ready, found.reason) == (False, "/v1/models: status 401")
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_worker_that_refuses_our_key_is_not_ready_however_healthy(status: int) -> None:
+    found = await looked_at(Engine({"/v1/models": reply(status=status), "/health": reply()}))
+    assert (found.ready, found.reason) == (False, f"/v1/models: status {status}")
+
+
 async def test_a_refused_connection_is_not_ready_and_not_asked_twice() -> None:
     engine = Engine({"/v1/models": httpx.ConnectError("refused")})
     found = await looked_at(engine)

@@ -365,14 +365,15 @@ async def test_a_stall_is_found_once_per_time_and_only_while_the_breaker_lets_so
         stalls.append(found.stalled)
         clock.now_s += 30.0
     assert stalls == [False, False, True, False, False]
-    for _ in range(4):
-        found = await watch.tick(make_view(breaker=BreakerState.OPEN), memo=True)
-        assert not found.stalled
-        clock.now_s += 30.0
-    for stalls in (False, False, True):
-        found = await watch.tick(make_view(breaker=BreakerState.HALF_OPEN), memo=True)
-        assert found.stalled is stalls
-        clock.now_s += 30.0
+    for opened in (4, 3, 1):
+        for _ in range(opened):
+            found = await watch.tick(make_view(breaker=BreakerState.OPEN), memo=True)
+            assert not found.stalled
+            clock.now_s += 30.0
+        for stalls in (False, False, True):
+            found = await watch.tick(make_view(breaker=BreakerState.HALF_OPEN), memo=True)
+            assert found.stalled is stalls
+            clock.now_s += 30.0
 
 
 SGLANG_METRICS = (

@@ -213,6 +213,12 @@ def test_what_was_called_off_goes_elsewhere_charged_and_its_worker_hears_nothing
     assert recalled.charged
 
 
+def test_want_of_connections_is_waited_out_uncharged_and_the_worker_hears_nothing():
+    exhausted = outcome(Failure(FailureKind.EXHAUSTED, 0.1))
+    assert exhausted == Outcome(Label.EXHAUSTED, RequestFate.WAIT, Verdict.NEUTRAL)
+    assert not exhausted.charged
+
+
 def test_what_no_other_worker_could_do_better_is_final():
     seen = outcome(Failure(FailureKind.TOO_LARGE, 0.1))
     assert (seen.fate, seen.verdict) == (RequestFate.FINAL, Verdict.NEUTRAL)

@@ -4,8 +4,10 @@ The wire is tried on real sockets, with a server that does as it is told; httpx'
 """
 
 import asyncio
+import errno
 import gzip
 import inspect
+import os
 import socket
 import tracemalloc
 
@@ -520,6 +522,12 @@ def test_an_error_of_aiohttp_is_named_by_what_it_says_and_how_far_the_exchange_h
     unmade = error.__new__(error)
     assert kind_in(ERRORS, unmade, begun=False) is before
     assert kind_in(ERRORS, unmade, begun=True) is after
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE])
+def test_want_of_connections_is_ours_and_no_fault_of_the_worker(number):
+    there_are_none = aiohttp.ClientConnectorError(None, OSError(number, os.strerror(number)))
+    assert kind_in(ERRORS, there_are_none, begun=False) is FailureKind.EXHAUSTED
 
 
 def test_aiohttp_has_the_errors_that_this_was_written_for():
