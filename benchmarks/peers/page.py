@@ -151,7 +151,7 @@ def _name(case: Case) -> str:
         "forebay/all": "**Forebay**",
         "forebay/spare": "**Forebay**, `share=spare`",
         "central/first-come": "client that knows all slots, first come first served",
-        "central/longest-first": "the same, told every length, longest first",
+        "central/longest-first": "client that knows all slots and lengths, longest first",
         "central/nobody": "no batch",
     }
     name = names.get(case.system, f"{system.package} {system.setting}")
