@@ -53,7 +53,10 @@ class Sweeping:
     def _remove_files(self, entry: Entry) -> bool:
         """Whether the batch is of this storage; then it has no files any more."""
         files = self._storage.files(entry.id)
-        if entry.queue not in self._queues and not files.exists(RECORD):
-            return False  # of a run that had its files elsewhere, or of others who share this Redis
+        if not files.exists(RECORD):
+            if entry.queue not in self._queues:
+                return False  # of a run that had its files elsewhere, or of others who share this Redis
+            if self._storage.may_be_elsewhere():
+                return False
         files.remove_all()
         return True

@@ -24,10 +24,20 @@ from workers.errors import SettingsError
 from workers.limits import DEFAULT_LIMIT
 
 
+def own_queue(batch_id: str) -> str:
+    """The queue that only this run's dispatchers serve, and that goes with it."""
+    return f"run-{batch_id}"
+
+
 def check(settings: RunSettings) -> None:
     """Refuse what cannot work, before anything is made."""
     if not settings.workers and settings.redis_url is None:
         raise SettingsError("no worker is given; name at least one with --worker URL")
+    if None not in (settings.redis_url, settings.queue) and settings.storage is None:
+        raise SettingsError(
+            f"others may serve the queue {settings.queue} too, and would not see the files of this run; add "
+            "--storage, or leave --queue out"
+        )
     for variable in {spec.api_key_env for spec in settings.workers} - {None}:
         if variable not in os.environ:
             raise SettingsError(f"the environment has no variable {variable}, named by --api-key-env")
@@ -55,6 +65,7 @@ def check(settings: RunSettings) -> None:
 
 def take_in_or_up(settings: RunSettings, state: RunState) -> tuple[str, bool]:
     """The batch of this run, and whether an earlier run left it."""
+    replaced = _replaced(state) if settings.restart else None
     manifest = None if settings.restart else state.manifest()
     if manifest is not None:
         _check_same(settings, manifest)
@@ -62,7 +73,7 @@ def take_in_or_up(settings: RunSettings, state: RunState) -> tuple[str, bool]:
     try:
         _refuse_to_overwrite(settings)
         state.clear()
-        return _take_in(settings, state), False
+        return _take_in(settings, state, replaced), False
     except BaseException:
         if state.made:
             state.remove()
@@ -89,9 +100,18 @@ def _refuse_to_overwrite(settings: RunSettings, own: Collection[str] = ()) -> No
             raise RunRefused(f"{target} exists already; name another, or pass --overwrite")
 
 
-def _take_in(settings: RunSettings, state: RunState) -> str:
+def _replaced(state: RunState) -> str | None:
+    """The batch that a run which is started again leaves behind, without its files; None: there is none."""
+    try:
+        manifest = state.manifest()
+    except RunRefused:
+        return None
+    return manifest.batch_id if manifest is not None and manifest.storage is None else None
+
+
+def _take_in(settings: RunSettings, state: RunState, replaced: str | None) -> str:
     batch_id = new_batch_id(random.SystemRandom())
-    queue = settings.queue or ("default" if settings.redis_url is None else f"run-{batch_id}")
+    queue = settings.queue or own_queue(batch_id)
     seen = fingerprint(settings.input)
     with settings.input.open("rb") as source:
         submission.prepare(
@@ -108,5 +128,6 @@ def _take_in(settings: RunSettings, state: RunState) -> str:
         raise RunRefused(f"{settings.input} changed while it was read; run the command again")
     # From here on the batch can be taken up again.
     targets = tuple(str(target.absolute()) for target in settings.targets)
-    state.keep(Manifest(str(settings.input.absolute()), seen, batch_id, settings.storage, targets))
+    input_ = str(settings.input.absolute())
+    state.keep(Manifest(input_, seen, batch_id, settings.storage, targets, replaced))
     return batch_id

@@ -15,6 +15,8 @@ calling thread.
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -300,14 +302,21 @@ class Forebay:
     ) -> BatchRecord:
         """Wait until a batch has ended; returns how it stands then.
 
-        ``on_progress`` is called with every look. Raises WaitedTooLong after ``timeout_s`` (None: never).
+        ``on_progress`` is called with every look. Raises WaitedTooLong after ``timeout_s``, even while Redis
+        is away; None: never.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        for seen in self.progress(batch_id):
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        known = "not known yet"
+        looks = itertools.count()
+
+        def check() -> None:
+            if next(looks) and time.monotonic() >= deadline:
+                raise WaitedTooLong(f"{batch_id} has not ended after {timeout_s:g} s; it is {known}")
+
+        for seen in self.progress(batch_id, check=check):
+            known = seen.status.value
             if on_progress is not None:
                 on_progress(seen)
-            if not seen.status.final and deadline is not None and time.monotonic() >= deadline:
-                raise WaitedTooLong(f"{batch_id} has not ended after {timeout_s:g} s; it is {seen.status}")
         return self.status(batch_id)
 
     def results(self, batch_id: str) -> Iterator[dict[str, Any]]:

@@ -16,7 +16,7 @@ from dispatcher.batches.errors import DamagedPlanError, StorageError
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord, BatchStatus, is_batch_id
-from dispatcher.batches.storage import Storage
+from dispatcher.batches.storage import SHARDS, Storage
 from dispatcher.lengths import AnswerLengths
 from dispatcher.turns import memory_keys
 from forebay import admission, recovery, submission
@@ -130,10 +130,11 @@ class Desk:
     async def forget(self, batch_id: str, with_queue: bool, with_files: bool) -> Forgotten:
         """Remove what Redis knows of an ended batch; if asked to, its queue and, before all else, its files.
 
-        Raises NotEnded, and UnknownBatch when there is nothing of it.
+        One that is called off and whose files are not in this storage can be forgotten too: where they are
+        gone, nobody could end it. Raises NotEnded, and UnknownBatch when there is nothing of it.
         """
         entry = await self.ledger.entry(batch_id)
-        if entry is not None and not BatchStatus(entry.status).final:
+        if entry is not None and not await to_thread.run_sync(self._is_over, entry):
             raise NotEnded(f"{batch_id} has not ended, it is {entry.status}; cancel it first")
         removed = with_files and await to_thread.run_sync(_remove_files, self.storage, batch_id)
         if entry is None and not removed:
@@ -142,6 +143,11 @@ class Desk:
             await to_thread.run_sync(_remove_queue, self.connection, entry.queue)
         await self.ledger.forget(batch_id)
         return Forgotten(entry is not None, removed)
+
+    def _is_over(self, entry: Entry) -> bool:
+        status = BatchStatus(entry.status)
+        gone = status is BatchStatus.CANCELLING and not self.storage.files(entry.id).exists(SHARDS)
+        return status.final or gone
 
     async def cancel(self, batch_id: str) -> BatchRecord:
         """Ask for a batch's end: what waits is dropped here, what runs is its dispatcher's work.

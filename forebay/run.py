@@ -122,6 +122,7 @@ class _Batch:
         self.state = state
         self.private = manifest.storage is None
         self.published = False
+        self.replaces = manifest.replaces
         self.fresh = fresh
         self.storage = manifest.storage or str(state.storage)
         self.files: BatchFiles = Storage(self.storage).files(batch_id)
@@ -129,6 +130,11 @@ class _Batch:
             self.queue = submission.read_record(self.files).forebay.queue
         except StorageMissingError as error:
             raise RunRefused(f"the files of the run to resume are gone ({error}); use --restart") from error
+        if settings.redis_url is not None and self.private and self.queue != beginning.own_queue(batch_id):
+            raise RunRefused(
+                f"that run was begun on the queue {self.queue} of a Redis of its own, which others may serve "
+                "here and not see its files; go on without --redis, or use --restart"
+            )
 
     def services(self) -> LocalSettings:
         return LocalSettings(
@@ -162,6 +168,7 @@ class _Run:
         if self._forebay.warning:
             self._watcher.note(self._forebay.warning)
         try:
+            self._forget_the_replaced()
             self._check_room()
             self._have_a_monitor()
             self._register()
@@ -185,6 +192,17 @@ class _Run:
         with suppress(StoreUnavailable):
             if not self._forebay.workers.monitors():
                 self._services.start_monitor()
+
+    def _forget_the_replaced(self) -> None:
+        """Take the batch out of somebody's Redis in place of which this run was started again: its files are
+        gone, so that nobody could end it.
+        """
+        replaced = self._batch.replaces
+        if replaced is None or self._batch.settings.redis_url is None:
+            return
+        with suppress(UnknownBatch):
+            alone = self._forebay.cancel(replaced).forebay.queue == beginning.own_queue(replaced)
+            self._forebay.forget(replaced, with_queue=alone)
 
     def _check_room(self) -> None:
         """Refuse a file for which somebody's queue has no room; a Redis of our own has nobody to protect."""
@@ -265,7 +283,7 @@ class _Run:
     def _forget(self) -> None:
         """Leave no half of a batch: what Redis knows of one whose files go, the files of one it forgets."""
         if self._batch.private:
-            alone = self._batch.queue != self._batch.settings.queue
+            alone = self._batch.queue == beginning.own_queue(self._batch.id)
             with suppress(UnknownBatch):
                 self._forebay.forget(self._batch.id, with_queue=alone)
         elif self._batch.settings.redis_url is None:

@@ -15,7 +15,8 @@ class RunSettings:
     """What a person asks of a run.
 
     ``redis_url`` None: an embedded server. ``storage`` None: in the folder beside the output. ``queue`` None:
-    one that only this run's dispatchers serve. ``wait_ready_s``: how long to wait for the first ready worker.
+    one that only this run's dispatchers serve; another, with a Redis of others, needs a storage that they
+    see. ``wait_ready_s``: how long to wait for the first ready worker.
     ``explain``: where decision records go; None: they are not kept.
     """
 

@@ -37,7 +37,8 @@ class Fingerprint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which input makes the output, as which batch, kept where. ``storage`` None: in the folder itself.
-    ``targets``: the paths of the files that the run writes.
+    ``targets``: the paths of the files that the run writes. ``replaces``: the batch that this run was started
+    again in place of; its files went with the folder that it had to itself.
     """
 
     input: str
@@ -45,6 +46,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batch_id: str
     storage: str | None = None
     targets: tuple[str, ...] = ()
+    replaces: str | None = None
     version: int = _VERSION
 
 

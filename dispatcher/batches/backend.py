@@ -70,6 +70,9 @@ class Backend(Protocol):
     def folders(self, folder: str) -> list[str]:
         """Names of the folders directly in a folder; empty when there is no such folder."""
 
+    def may_be_elsewhere(self, folder: str) -> bool:
+        """Whether this looks like a place where a share is not mounted: there is no such folder."""
+
     def remove(self, path: str) -> None:
         """Remove a file or a whole folder; nothing happens when it is not there."""
 

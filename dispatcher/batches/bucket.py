@@ -87,6 +87,9 @@ class Bucket:
                 if entry["type"] == "directory"
             ]
 
+    def may_be_elsewhere(self, folder: str) -> bool:  # noqa: ARG002 - a bucket that answers is where it is
+        return False
+
     def remove(self, path: str) -> None:
         with translated(path):
             self._fs.invalidate_cache()

@@ -78,6 +78,9 @@ class Disk:
             return [entry.name for entry in os.scandir(self._root / folder) if entry.is_dir()]
         return []
 
+    def may_be_elsewhere(self, folder: str) -> bool:
+        return not (self._root / folder).is_dir()
+
     def remove(self, path: str) -> None:
         target = self._root / path
         with translated(path), suppress(FileNotFoundError):

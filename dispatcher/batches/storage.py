@@ -68,6 +68,12 @@ class Storage:
         """List the batches that have files here, sorted."""
         return sorted(name for name in self._backend.folders(_BATCHES) if _NAME.fullmatch(name))
 
+    def may_be_elsewhere(self) -> bool:
+        """Whether there never was a batch here: a share may not be mounted, so nothing follows from a file
+        that is missing.
+        """
+        return self._backend.may_be_elsewhere(_BATCHES)
+
 
 def _backend(url: str) -> Backend:
     scheme, separator, rest = url.partition("://")

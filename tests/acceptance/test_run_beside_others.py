@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 
 import pytest
@@ -16,18 +17,23 @@ from workers.spec import WorkerSpec
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 
-async def run(rig, *words, lines=20):
-    """Run the command on the rig's Redis; returns its exit code and all that it said."""
+async def begun(rig, *words, lines):
+    """The command on the rig's Redis, begun."""
     (rig.folder / "in.jsonl").write_text("".join(f"{row}\n" for row in rows(lines)))
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")}
     command = ["run", "in.jsonl", "-o", "out.jsonl", "--redis", rig.redis_url, *words]
-    process = await asyncio.create_subprocess_exec(
+    return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "forebay", *command),
         cwd=rig.folder,
         env=clean | {"PYTHONPATH": str(ROOT)},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
+
+
+async def run(rig, *words, lines=20):
+    """Run the command on the rig's Redis; returns its exit code and all that it said."""
+    process = await begun(rig, *words, lines=lines)
     said, _ = await process.communicate()
     return process.returncode, said.decode()
 
@@ -81,3 +87,20 @@ async def test_a_run_that_sent_nothing_leaves_nothing_in_somebodys_storage(rig):
     code, said = await run(rig, *words)
     assert (code, "no worker became ready within 1 s" in said) == (4, True), said
     assert not list(folder.glob("batches/*"))
+
+
+async def test_a_run_that_is_started_again_leaves_nothing_of_the_first_in_somebodys_redis(rig):
+    engine = await rig.engine(tokens_per_s=1.0)
+    first = await begun(rig, "--worker", engine.url, lines=5)
+    await rig.until(lambda: engine.stats.by_path["/v1/chat/completions"], "its requests run")
+    [entry] = await rig.ledger.recent()
+    first.send_signal(signal.SIGINT)
+    said, _ = await first.communicate()
+    assert first.returncode == 3, said
+    await rig.store.remove((await rig.worker(engine.url)).id)
+    fast = await rig.engine()
+    await rig.store.remove((await rig.worker(fast.url)).id)
+    code, said = await run(rig, "--worker", fast.url, "--restart", lines=5)
+    assert code == 0, said
+    assert await rig.ledger.recent() == []
+    assert not [key for key in await rig.store.client.keys("*") if entry.id in key]

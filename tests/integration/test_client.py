@@ -252,6 +252,17 @@ def test_waiting_ends_when_the_callers_time_is_over(forebay):
     assert looks
 
 
+def test_waiting_ends_also_while_redis_is_away(forebay, monkeypatch):
+    record = forebay.submit(a_file())
+
+    async def away(_batch_id):
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(forebay.desk, "entry", away)
+    with pytest.raises(WaitedTooLong, match=r"has not ended after 0\.01 s"):
+        forebay.wait(record.id, timeout_s=0.01)
+
+
 def test_a_worker_is_added_shown_drained_and_removed(forebay):
     added = forebay.workers.add("http://GPU-1:8000/v1/", runtime="vllm", models=("m",), weight=2.0)
     assert (added.worker_id, added.outcome) == ("gpu-1:8000", "created")

@@ -72,6 +72,23 @@ def test_files_of_which_redis_knows_nothing_are_removed_too(forebay, ended):
     assert forebay.forget(ended, files=True) == Forgotten(known=False, files=True)
 
 
+def test_a_batch_that_is_called_off_and_whose_files_are_gone_is_forgotten(forebay):
+    record = forebay.submit(io.BytesIO(LINE))
+    forebay.desk.storage.files(record.id).remove_all()
+    with pytest.raises(NotEnded):
+        forebay.forget(record.id)
+    forebay.cancel(record.id)
+    assert forebay.forget(record.id) == Forgotten(known=True, files=False)
+    assert forebay.batches() == []
+
+
+def test_a_batch_that_is_called_off_and_has_its_files_ends_by_itself(forebay):
+    record = forebay.submit(io.BytesIO(LINE))
+    forebay.cancel(record.id)
+    with pytest.raises(NotEnded, match="it is cancelling"):
+        forebay.forget(record.id)
+
+
 def test_a_batch_that_has_not_ended_is_not_forgotten(forebay):
     record = forebay.submit(io.BytesIO(LINE))
     with pytest.raises(NotEnded, match="cancel it first"):

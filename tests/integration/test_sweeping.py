@@ -127,6 +127,14 @@ async def test_a_batch_of_another_queue_goes_only_if_its_files_are_here(
     assert (storage.batch_ids(), elsewhere.batch_ids()) == ([], [there])
 
 
+async def test_where_no_batch_ever_was_nothing_is_forgotten(ledger, submit, tmp_path):
+    batch = await submit()
+    await end(ledger, batch, 4000)
+    not_mounted = Sweeping(Storage(str(tmp_path / "not mounted")), ledger, ("default",))
+    await not_mounted.look()
+    assert [entry.id for entry in await ledger.recent()] == [batch]
+
+
 async def test_a_folder_that_is_not_named_like_a_batch_is_never_removed(sweeping, ledger, storage):
     storage.files("mine").write("notes", b"x")
     fields = {"status": "completed", "completed_at": "1", "keep_s": "1", "queue": "default"}

@@ -14,6 +14,7 @@ from forebay.errors import RunRefused
 from forebay.run_settings import RunSettings
 from forebay.state import Manifest, RunState, fingerprint, same_file
 from forebay.submission import read_record
+from workers.errors import SettingsError
 from workers.spec import WorkerSpec
 
 LINE = b'{"custom_id":"%d","method":"POST","url":"/v1/completions","body":{"prompt":"a","max_tokens":%d}}\n'
@@ -33,6 +34,22 @@ def settings(tmp_path):
 def take(settings):
     with RunState(settings.output) as state:
         return beginning.take_in_or_up(settings, state)
+
+
+def test_a_queue_of_others_needs_files_that_they_see(settings):
+    beside_others = changed(settings, redis_url="redis://shared", queue="default")
+    with pytest.raises(SettingsError, match="add --storage, or leave --queue out"):
+        beginning.check(beside_others)
+    beginning.check(changed(beside_others, storage="s3://bucket"))
+    beginning.check(changed(beside_others, redis_url=None))
+
+
+def test_a_run_of_a_redis_of_its_own_is_not_taken_up_on_a_queue_of_others(settings):
+    batch_id, _ = take(changed(settings, queue="default"))
+    with RunState(settings.output) as state:
+        runs._Batch(settings, state, batch_id, fresh=False)
+        with pytest.raises(RunRefused, match="begun on the queue default"):
+            runs._Batch(changed(settings, redis_url="redis://shared"), state, batch_id, fresh=False)
 
 
 def changed(settings, **changes):
