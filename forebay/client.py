@@ -320,10 +320,14 @@ class Forebay:
         return self.status(batch_id)
 
     def results(self, batch_id: str) -> Iterator[dict[str, Any]]:
-        """The results, good ones first; of a running batch, those that are durable so far."""
-        final = self.status(batch_id).status.final
+        """The results, good ones first; of a running batch, those that are durable so far.
+
+        Raises StorageMissingError when the batch's files are not in this client's storage.
+        """
+        record = self.status(batch_id)
+        files = result_files.files_of(self.desk.storage, record)
         decode = msgspec.json.Decoder(dict[str, Any]).decode
-        return (decode(line) for line in result_files.records(self.desk.storage.files(batch_id), final=final))
+        return (decode(line) for line in result_files.records(files, final=record.status.final))
 
     def save_results(
         self,
@@ -335,12 +339,14 @@ class Forebay:
 
         ``errors`` None: beside the output, with ``.errors.jsonl`` in place of its suffix. A file that would
         be empty is not made. Existing files are replaced. Raises SettingsError for places where they cannot
-        be, OSError.
+        be, OSError, and StorageMissingError when the batch's files are not in this client's storage; then
+        existing files stay.
         """
         good, bad = result_files.targets(Path(output), None if errors is None else Path(errors))
+        record = self.status(batch_id)
         return result_files.save(
-            self.desk.storage.files(batch_id),
-            final=self.status(batch_id).status.final,
+            result_files.files_of(self.desk.storage, record),
+            final=record.status.final,
             output=good,
             errors=bad,
         )

@@ -16,8 +16,10 @@ from pathlib import Path
 from stat import S_IMODE, S_ISREG
 from typing import BinaryIO
 
+from dispatcher.batches.errors import StorageMissingError
 from dispatcher.batches.parts import first_entries
-from dispatcher.batches.storage import ERRORS, OUTPUT, BatchFiles
+from dispatcher.batches.record import BatchRecord
+from dispatcher.batches.storage import ERRORS, OUTPUT, SHARDS, BatchFiles, Storage
 from workers.errors import SettingsError
 
 _SYSTEM_FOLDERS = {("/", "dev"), ("/", "proc")}
@@ -32,6 +34,23 @@ class Saved:
 
     output: Path | None
     errors: Path | None
+
+
+def files_of(storage: Storage, record: BatchRecord) -> BatchFiles:
+    """The files of a batch, with all that its results are read from.
+
+    In a storage that is not the batch's nothing is found, which must not pass for a batch without results.
+    Raises StorageMissingError where there is no plan of it, or not each result file that the record names.
+    """
+    files = storage.files(record.id)
+    named = [(OUTPUT, record.output_file_id), (ERRORS, record.error_file_id)]
+    wanted = [SHARDS, *(name for name, file_id in named if file_id is not None)]
+    if not all(files.exists(name) for name in wanted):
+        raise StorageMissingError(
+            f"the files of {record.id} are not in {storage.url}; "
+            "name the storage that its dispatchers have, with --storage"
+        )
+    return files
 
 
 def records(files: BatchFiles, *, final: bool) -> Iterator[bytes]:

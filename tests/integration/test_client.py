@@ -10,10 +10,13 @@ import pytest
 import redis
 
 from dispatcher import queues
+from dispatcher.batches.errors import StorageMissingError
 from dispatcher.batches.ledger import Tally
 from dispatcher.batches.parts import Entry, PartWriter
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.results import Usage
+from dispatcher.batches.storage import ERRORS, OUTPUT
+from dispatcher.finaliser import Finaliser
 from forebay import Forebay
 from forebay.errors import RefusedInput, TooOld, UnknownBatch, UnknownJob, WaitedTooLong
 from forebay.progress import Progress
@@ -216,6 +219,39 @@ def test_there_is_no_error_file_when_nothing_failed(forebay, tmp_path):
     saved = forebay.save_results(record.id, tmp_path / "out.jsonl")
     assert saved.errors is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "storage"]
+
+
+@pytest.mark.parametrize("ends", [True, False], ids=["ended", "running"])
+def test_in_another_storage_there_are_no_results_and_earlier_ones_stay(forebay, redis_url, tmp_path, ends):
+    record = forebay.submit(a_file())
+    for shard in range(record.forebay.shards):
+        answer(forebay, record.id, shard, ok=bool(shard))
+    if ends:
+        forebay._portal.call(Finaliser(forebay.desk.storage, forebay.desk.ledger).run, record.id)
+    saved = forebay.save_results(record.id, tmp_path / "out.jsonl")
+    before = saved.output.read_bytes(), saved.errors.read_bytes()
+    elsewhere = str(tmp_path / "elsewhere")
+    refused = f"the files of {record.id} are not in {elsewhere}; name the storage .* with --storage"
+    with Forebay(redis_url, elsewhere) as stranger:
+        with pytest.raises(StorageMissingError, match=refused):
+            stranger.save_results(record.id, tmp_path / "out.jsonl")
+        with pytest.raises(StorageMissingError, match=refused):
+            stranger.results(record.id)
+    assert (saved.output.read_bytes(), saved.errors.read_bytes()) == before
+
+
+@pytest.mark.parametrize("lost", [OUTPUT, ERRORS])
+def test_a_result_file_that_is_gone_is_no_batch_without_such_lines(forebay, tmp_path, lost):
+    record = forebay.submit(a_file())
+    for shard in range(record.forebay.shards):
+        answer(forebay, record.id, shard, ok=bool(shard))
+    forebay._portal.call(Finaliser(forebay.desk.storage, forebay.desk.ledger).run, record.id)
+    saved = forebay.save_results(record.id, tmp_path / "out.jsonl")
+    forebay.desk.storage.files(record.id).remove(lost)
+    with pytest.raises(StorageMissingError):
+        forebay.save_results(record.id, tmp_path / "out.jsonl")
+    assert saved.output.exists()
+    assert saved.errors.exists()
 
 
 def test_progress_ends_with_the_end_of_the_batch(forebay):
