@@ -20,7 +20,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal, Self, TypeVar
@@ -28,6 +28,7 @@ from typing import Any, BinaryIO, Literal, Self, TypeVar
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from dispatcher.batches.errors import StorageError
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
 from dispatcher.inline_request import InlineRequestError, read_request
@@ -169,7 +170,8 @@ class Forebay:
         try:
             self.check_room(record.forebay.queue, counts.total - counts.failed)
         except BaseException:
-            self.desk.storage.files(record.id).remove_all()
+            with suppress(StorageError):  # that there is no room is what matters
+                self.desk.storage.files(record.id).remove_all()
             raise
         return self.publish(record.id)
 

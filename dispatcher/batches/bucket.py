@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any, BinaryIO, cast
 
 from dispatcher.batches.backend import Found, reader, translated
-from dispatcher.batches.errors import StorageExistsError
+from dispatcher.batches.errors import StorageDeniedError, StorageExistsError
 from dispatcher.batches.ranges import Range, read_joined
 
 _BUFFER = 1024 * 1024
@@ -91,10 +91,13 @@ class Bucket:
         return False
 
     def remove(self, path: str) -> None:
+        if not self.exists(path):
+            return
         with translated(path):
-            self._fs.invalidate_cache()
-            if self._fs.exists(self._at(path)):
-                self._fs.rm(self._at(path), recursive=True)
+            self._fs.rm(self._at(path), recursive=True)
+        # S3 refuses keys of a bulk delete one by one, in an answer that says 200, and s3fs looks at none.
+        if self.exists(path):
+            raise StorageDeniedError(f"{path}: the bucket did not let it be deleted")
 
     def spool_folder(self, path: str) -> str | None:  # noqa: ARG002 - an object store has no folder to offer
         return None

@@ -101,7 +101,8 @@ def take_in(
     good ones run. `slots` is how many requests the fleet holds at once. `mean_completion_tokens` foretells,
     by model, the answers of requests that set no ceiling.
 
-    A refused file leaves nothing behind. Raises `StorageError`, and whatever reading `source` raises.
+    A refused file leaves nothing behind, unless the storage refuses to delete. Raises `StorageError`, and
+    whatever reading `source` raises.
     """
     try:
         with _Refused(files if bad_lines == "skip" else None) as refused:
@@ -111,7 +112,8 @@ def take_in(
             files.remove_all()
         raise
     if intake.problem is not None:
-        files.remove_all()
+        with suppress(StorageError):  # why the file is refused is what matters
+            files.remove_all()
     return intake
 
 

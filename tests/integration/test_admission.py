@@ -10,8 +10,10 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dispatcher.batches.errors import StorageDeniedError
 from dispatcher.batches.ledger import Tally
 from dispatcher.batches.record import BatchStatus
+from dispatcher.batches.storage import BatchFiles
 from forebay import Forebay
 from forebay.cli.main import app
 from forebay.errors import QueueFull
@@ -67,6 +69,16 @@ def test_a_file_beyond_what_the_queue_takes_is_refused_and_nothing_of_it_stays(f
     assert [record.id for record in forebay.batches()] == [first.id]
     assert stored(forebay) == [first.id]
     submit(forebay, 40)
+
+
+def test_that_there_is_no_room_is_said_also_where_nothing_can_be_deleted(forebay, monkeypatch):
+    def remove_all(_files):
+        raise StorageDeniedError("not permitted")
+
+    submit(forebay, 60)
+    monkeypatch.setattr(BatchFiles, "remove_all", remove_all)
+    with pytest.raises(QueueFull):
+        submit(forebay, 41)
 
 
 def test_a_full_queue_refuses_before_it_stores_a_large_file(forebay, monkeypatch):

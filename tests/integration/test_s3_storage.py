@@ -158,6 +158,26 @@ def test_a_bucket_that_refuses_raises_by_name_and_works_afterwards(files, s3, im
     assert [found.path for found in files.walk()] == ["x"]
 
 
+def test_a_bucket_that_keeps_what_is_removed_is_found_out(files, s3):
+    files.write("x", b"data")
+    files.write("parts/0/1.a-0.jsonl", b"one\n")
+    with s3.keeping():
+        for remove in (lambda: files.remove("x"), files.remove_all):
+            with pytest.raises(StorageDeniedError, match=r"batches/batch_1.*did not let it be deleted"):
+                remove()
+        files.remove("nothing")
+    assert s3.refused == 2
+    assert len(files.walk()) == 2
+    files.remove_all()
+    assert files.walk() == []
+
+
+def test_a_refused_file_is_said_to_be_refused_also_where_nothing_can_be_deleted(files, s3):
+    with s3.keeping():
+        assert taken_in(files, bad=1).problem.code == "invalid_lines"
+    assert s3.refused
+
+
 def test_a_read_that_fails_on_the_way_is_a_failure_of_the_storage(files, s3, impatient):
     files.write("x", b"line\n" * 10)
     with s3.refusing("slow", "GET"), pytest.raises(StorageError), files.open("x") as lines:

@@ -15,6 +15,7 @@ from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.sweeping import Sweeping
 from forebay import submission
 from forebay.submission import Options, prepare, publish
+from tests.buckets import s3_for_tests
 from workers.connection import connect_sync
 
 pytestmark = pytest.mark.integration
@@ -112,6 +113,20 @@ async def test_files_that_cannot_be_removed_are_tried_again_and_hold_up_no_other
     assert [entry.id for entry in await ledger.recent()] == [first]
     await sweeping.look()
     assert await ledger.recent() == []
+
+
+async def test_a_batch_stays_known_while_its_bucket_lets_nothing_be_deleted(ledger, submit, monkeypatch):
+    with s3_for_tests(monkeypatch) as s3:
+        bucket = Storage(f"s3://{s3.bucket}/x")
+        sweeping = Sweeping(bucket, ledger, ("default",))
+        batch = await submit(where=bucket)
+        await end(ledger, batch, 4000)
+        with s3.keeping():
+            await sweeping.look()
+        assert [entry.id for entry in await ledger.recent()] == [batch]
+        await sweeping.look()
+        assert await ledger.recent() == []
+        assert bucket.batch_ids() == []
 
 
 async def test_a_batch_of_another_queue_goes_only_if_its_files_are_here(
