@@ -129,9 +129,9 @@ class Forebay:
         beside others of its queue (above 0; one of 2 gets twice as much as one of 1); ``window`` is the time
         to the deadline, as ``24h`` or in seconds; ``keep`` how long its files and keys stay after its end, as
         ``30d``, in seconds, or ``forever`` (None: as it is configured, else for ever). Raises RefusedInput,
-        which lists the bad lines, and SettingsError for an unknown strategy or an impossible share, and
-        QueueFull when more requests would wait in the queue than ``most_queued_requests`` says; then nothing
-        is left behind.
+        which lists the bad lines, and SettingsError for an unknown strategy, an impossible share or metadata
+        that is no text, and QueueFull when more requests would wait in the queue than
+        ``most_queued_requests`` says; then nothing is left behind.
         """
         options = Options(
             queue=queue,

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import BinaryIO, Literal
 
 from anyio import to_thread
+from pydantic import ValidationError
+from pydantic_core import PydanticSerializationError
 
 from dispatcher import queues
 from dispatcher.batches.errors import StorageError
@@ -34,6 +36,8 @@ from forebay.errors import RefusedInput
 from forebay.strategies import check_strategy
 from workers.connection import SyncRedis
 from workers.errors import SettingsError
+from workers.legible import legible
+from workers.settings import explain
 
 DAY_S = 86_400.0
 _HEDGE = {None: "", False: "0", True: "1"}
@@ -76,16 +80,17 @@ def prepare(
     limits: Limits | None = None,
     mean_answers: Mapping[str, float] | None = None,
 ) -> BatchRecord:
-    """Store, check and plan a file under a new id; ``name`` is what people call it. Blocks.
+    """Store, check and plan a file under a new id; ``name`` is what people call it, as text or not. Blocks.
 
     ``mean_answers``: how many tokens answers get without a ceiling, by model, as far as it is known.
 
-    Raises SettingsError for a strategy that is not known here or an impossible share, RefusedInput, then
-    nothing is left behind, and StorageError.
+    Raises SettingsError for a strategy that is not known here, an impossible share or metadata that is no
+    text, RefusedInput, then nothing is left behind, and StorageError.
     """
     check_strategy(options.strategy)
     if not 0 < options.share < math.inf:
         raise SettingsError(f"a share is a number above 0, not {options.share:g}")
+    name = legible(name)  # a file's may hold bytes that are no UTF-8, which no record can
     files = storage.files(batch_id or new_batch_id(random.SystemRandom()))
     intake = take_in(
         source,
@@ -97,14 +102,26 @@ def prepare(
     )
     if intake.plan is None:
         raise RefusedInput(name, intake)
-    record = _record(files, name, options, intake, intake.plan, now_s, slots)
     try:
-        files.write(RECORD, record.to_json())
-    except StorageError:
+        with _refusals():
+            record = _record(files, name, options, intake, intake.plan, now_s, slots)
+            files.write(RECORD, record.to_json())
+    except BaseException:
         with suppress(StorageError):  # what went wrong first is what matters
             files.remove_all()
         raise
     return record
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What cannot stand in a record was said by whoever submits."""
+    try:
+        yield
+    except ValidationError as error:
+        raise explain(error) from error
+    except PydanticSerializationError as error:  # a lone surrogate passes for a string
+        raise SettingsError(f"not all that is said of the batch is text: {error}") from error
 
 
 def _record(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import msgspec
@@ -184,6 +185,35 @@ def test_a_path_is_submitted_under_its_name(forebay, tmp_path):
     source = tmp_path / "prompts.jsonl"
     source.write_bytes(a_file().getvalue())
     assert forebay.submit(source).metadata["input_name"] == "prompts.jsonl"
+
+
+def test_a_file_whose_name_is_no_text_is_submitted_under_one_that_can_be_read(forebay, tmp_path):
+    source = tmp_path / os.fsdecode(b"caf\xe9.jsonl")
+    source.write_bytes(a_file().getvalue())
+    record = forebay.submit(source)
+    assert record.metadata["input_name"] == r"caf\udce9.jsonl"
+    assert forebay.status(record.id) == record
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [(1, r"metadata\.n: .*valid string"), (None, r"metadata\.n"), ("caf\udce9", "not all .* is text")],
+)
+def test_metadata_that_is_no_text_is_refused_and_nothing_of_the_file_stays(forebay, tmp_path, value, why):
+    with pytest.raises(SettingsError, match=why):
+        forebay.submit(a_file(), metadata={"n": value})
+    assert list((tmp_path / "storage" / "batches").iterdir()) == []
+    assert forebay.batches() == []
+
+
+def test_whatever_ends_a_submission_takes_its_files_along(forebay, tmp_path, monkeypatch):
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("forebay.submission.BatchRecord.to_json", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        forebay.submit(a_file())
+    assert list((tmp_path / "storage" / "batches").iterdir()) == []
 
 
 def test_a_cancelled_batch_waits_for_nobody(forebay):
