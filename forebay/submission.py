@@ -15,7 +15,6 @@ from typing import BinaryIO, Literal
 
 from anyio import to_thread
 from pydantic import ValidationError
-from pydantic_core import PydanticSerializationError
 
 from dispatcher import queues
 from dispatcher.batches.errors import StorageError
@@ -105,7 +104,8 @@ def prepare(
     try:
         with _refusals():
             record = _record(files, name, options, intake, intake.plan, now_s, slots)
-            files.write(RECORD, record.to_json())
+            written = record.to_json()
+        files.write(RECORD, written)
     except BaseException:
         with suppress(StorageError):  # what went wrong first is what matters
             files.remove_all()
@@ -120,7 +120,7 @@ def _refusals() -> Iterator[None]:
         yield
     except ValidationError as error:
         raise explain(error) from error
-    except PydanticSerializationError as error:  # a lone surrogate passes for a string
+    except ValueError as error:  # pydantic's, when it writes: a lone surrogate passes for a string
         raise SettingsError(f"not all that is said of the batch is text: {error}") from error
 
 
