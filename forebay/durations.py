@@ -7,6 +7,8 @@ import re
 from workers.errors import SettingsError
 
 FOREVER = "forever"
+MOST_KEEP_DAYS = 36_500
+"""Who keeps something longer means for ever; and of a date far beyond that no calendar knows."""
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 _FORM = re.compile(r"(\d+(?:\.\d+)?)\s*([smhd]?)")
 
@@ -26,9 +28,14 @@ def parse_duration(text: str) -> float:
 def parse_keep(text: str | float) -> float | None:
     """How long something is kept, in seconds, as ``parse_duration`` reads it; ``forever`` is None.
 
-    Raises SettingsError.
+    Raises SettingsError, also for more than ``MOST_KEEP_DAYS``.
     """
-    return None if str(text).strip().lower() == FOREVER else parse_duration(str(text))
+    if str(text).strip().lower() == FOREVER:
+        return None
+    seconds = parse_duration(str(text))
+    if seconds > MOST_KEEP_DAYS * _UNITS["d"]:
+        raise SettingsError(f"{text} is more than {MOST_KEEP_DAYS:,} days; write {FOREVER}")
+    return seconds
 
 
 def spell_duration(seconds: float) -> str:

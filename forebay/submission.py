@@ -30,7 +30,7 @@ from dispatcher.batches.record import (
 )
 from dispatcher.batches.retention import KEEP_FIELD
 from dispatcher.batches.storage import INPUT, RECORD, BatchFiles, Storage
-from forebay.durations import parse_keep, spell_duration
+from forebay.durations import parse_duration, spell_duration
 from forebay.errors import RefusedInput
 from forebay.strategies import check_strategy
 from workers.connection import SyncRedis
@@ -224,8 +224,7 @@ def _opening_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:
 
 
 def _keep_s(keep: str | None) -> str:
-    seconds = None if keep is None else parse_keep(keep)
-    return "" if seconds is None else f"{seconds:g}"
+    return "" if keep is None else f"{parse_duration(keep):g}"
 
 
 def ended_fields(record: BatchRecord, plan: Plan) -> dict[str, str]:

@@ -35,6 +35,8 @@ from forebay.cli.run import watcher
 from forebay.cli.tables import cell, print_table
 from forebay.submission import DAY_S
 
+_LAST_S = datetime.max.replace(microsecond=0, tzinfo=UTC).timestamp()
+
 
 def submit(
     input: Annotated[Path, typer.Argument(metavar="IN.jsonl", help="Batch file.")],  # noqa: A002 - see its help
@@ -210,4 +212,5 @@ def _kept(record: BatchRecord) -> str:
 
 
 def _date(stamp: float) -> str:
-    return datetime.fromtimestamp(stamp, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    """The moment, or the last one of the calendar: whoever writes to Redis may write any number."""
+    return datetime.fromtimestamp(min(stamp, _LAST_S), UTC).strftime("%Y-%m-%d %H:%M:%SZ")

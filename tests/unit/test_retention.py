@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from dispatcher.batches.record import BatchStatus, is_batch_id, new_batch_id
+from dispatcher.batches.record import BatchOptions, BatchRecord, BatchStatus, is_batch_id, new_batch_id
 from dispatcher.batches.retention import remove_at
+from forebay.cli.batches import batch_table
 from forebay.durations import parse_keep
 from forebay.settings import FrontSettings, front_settings
 from workers.errors import SettingsError
@@ -42,6 +43,21 @@ def test_keeping_is_said_as_a_duration_or_forever():
     for nonsense in ("", "0", "ever", "-1d"):
         with pytest.raises(SettingsError):
             parse_keep(nonsense)
+
+
+def test_whoever_wants_to_keep_something_longer_than_a_century_is_told_to_say_forever():
+    assert parse_keep("36500d") == 36_500 * 86_400
+    for text in ("36501d", "9999999d", 1e300, "9" * 400):
+        with pytest.raises(SettingsError):
+            parse_keep(text)
+    with pytest.raises(SettingsError, match="more than 36,500 days; write forever"):
+        parse_keep("9999999d")
+
+
+def test_a_batch_that_goes_in_a_year_that_no_calendar_has_is_listed_all_the_same():
+    kept = BatchOptions(keep="9999999d", remove_at=9_999_999 * 86_400)
+    table = batch_table([BatchRecord(id="batch_1", created_at=1, forebay=kept)])
+    assert list(table.columns[-1].cells) == ["9999-12-31 23:59:59Z"]
 
 
 def test_what_is_said_of_a_batch_goes_before_what_is_configured(monkeypatch):
