@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Literal, Self, TypeVar
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dispatcher.batches.errors import StorageError
+from dispatcher.batches.errors import DamagedFileError, StorageError
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
 from dispatcher.inline_request import InlineRequestError, read_request
@@ -235,9 +235,16 @@ class Forebay:
         window_s = None if window is None else parse_duration(str(window))
         return self._portal.call(self.desk.resume, batch_id, window_s)
 
-    def forgotten(self) -> list[BatchRecord]:
-        """Batches that have files here and that Redis does not know, newest first: see ``resume``."""
-        return self._portal.call(self.desk.forgotten)
+    def forgotten(self, on_damaged: Callable[[DamagedFileError], object] | None = None) -> list[BatchRecord]:
+        """Batches that have files here and that Redis does not know, newest first: see ``resume``.
+
+        One whose record cannot be read is left out; ``on_damaged`` is called with what is wrong with it.
+        """
+        lost = self._portal.call(self.desk.forgotten)
+        if on_damaged is not None:
+            for error in lost.damaged:
+                on_damaged(error)
+        return lost.records
 
     def status(self, batch_id: str) -> BatchRecord:
         """The batch as it stands now."""

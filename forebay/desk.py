@@ -21,7 +21,7 @@ from dispatcher.lengths import AnswerLengths
 from dispatcher.turns import memory_keys
 from forebay import admission, recovery, submission
 from forebay.errors import NotEnded, TooOld, UnknownBatch
-from forebay.recovery import Resumed
+from forebay.recovery import Lost, Resumed
 from forebay.settings import FrontSettings
 from workers.connection import SyncRedis, connect, connect_sync, public_url, server_facts, translated
 from workers.errors import StoreUnavailable
@@ -100,8 +100,8 @@ class Desk:
         workers = len((await self.fleet.view()).workers)
         return Resumed(await self.record(batch_id), known, queued, workers)
 
-    async def forgotten(self) -> list[BatchRecord]:
-        """The batches whose files are here and that Redis does not know, newest first."""
+    async def forgotten(self) -> Lost:
+        """The batches whose files are here and that Redis does not know; see ``recovery.forgotten``."""
         return await recovery.forgotten(self.ledger, self.storage)
 
     async def entry(self, batch_id: str) -> Entry:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from anyio import to_thread
 
 from dispatcher import queues
-from dispatcher.batches.errors import StorageMissingError
+from dispatcher.batches.errors import DamagedFileError, StorageMissingError
 from dispatcher.batches.ledger import Entry, Ledger
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord, BatchStatus
@@ -36,6 +36,17 @@ class Resumed:
     workers: int
 
 
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Batches that have files and that Redis does not know: the records, newest first.
+
+    ``damaged``: what is wrong with the records that cannot be read, by id; each names its batch.
+    """
+
+    records: list[BatchRecord]
+    damaged: list[DamagedFileError]
+
+
 async def resume(
     ledger: Ledger, connection: SyncRedis, files: BatchFiles, *, window_s: float | None
 ) -> tuple[bool, int]:
@@ -43,7 +54,7 @@ async def resume(
 
     ``window_s`` gives a batch that Redis does not know a new deadline, so many seconds from now; None leaves
     it. Nothing happens to a batch that has ended. Raises UnknownBatch, StoreUnavailable, StorageError,
-    DamagedPlanError.
+    DamagedFileError.
     """
     entry = await ledger.entry(files.batch_id)
     if entry is not None:
@@ -57,12 +68,11 @@ async def resume(
     return False, entry.shards if entry else 0
 
 
-async def forgotten(ledger: Ledger, storage: Storage) -> list[BatchRecord]:
-    """The batches that have files and that Redis does not know, newest first. Raises StorageError."""
+async def forgotten(ledger: Ledger, storage: Storage) -> Lost:
+    """The batches that have files and that Redis does not know. Raises StoreUnavailable, StorageError."""
     ids = await to_thread.run_sync(storage.batch_ids)
     unknown = set(ids) - (await ledger.entries(ids)).keys()
-    records = await to_thread.run_sync(_records, [storage.files(batch_id) for batch_id in unknown])
-    return sorted(records, key=lambda record: record.created_at, reverse=True)
+    return await to_thread.run_sync(_lost, [storage.files(batch_id) for batch_id in sorted(unknown)])
 
 
 def _record(files: BatchFiles) -> BatchRecord:
@@ -75,9 +85,18 @@ def _record(files: BatchFiles) -> BatchRecord:
         ) from error
 
 
-def _records(several: Iterable[BatchFiles]) -> list[BatchRecord]:
-    # Whoever is being submitted right now has files before it has a record.
-    return [submission.read_record(files) for files in several if files.exists(RECORD)]
+def _lost(several: Iterable[BatchFiles]) -> Lost:
+    records: list[BatchRecord] = []
+    damaged: list[DamagedFileError] = []
+    for files in several:
+        # Whoever is being submitted right now has files before it has a record.
+        if files.exists(RECORD):
+            try:
+                records.append(submission.read_record(files))
+            except DamagedFileError as error:
+                damaged.append(error)
+    records.sort(key=lambda record: record.created_at, reverse=True)
+    return Lost(records, damaged)
 
 
 async def _repair(ledger: Ledger, connection: SyncRedis, files: BatchFiles, entry: Entry) -> int:

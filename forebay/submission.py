@@ -17,7 +17,7 @@ from anyio import to_thread
 from pydantic import ValidationError
 
 from dispatcher import queues
-from dispatcher.batches.errors import StorageError
+from dispatcher.batches.errors import DamagedFileError, StorageError
 from dispatcher.batches.intake import Intake, Limits, take_in
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.plan import Plan, open_plan
@@ -155,8 +155,15 @@ def _record(
 
 
 def read_record(files: BatchFiles) -> BatchRecord:
-    """The record as it was when the batch was prepared. Blocks; raises StorageMissingError, StorageError."""
-    return BatchRecord.from_json(files.read(RECORD))
+    """The record as it was when the batch was prepared, or ended. Blocks.
+
+    Raises StorageMissingError, StorageError, DamagedFileError.
+    """
+    written = files.read(RECORD)
+    try:
+        return BatchRecord.from_json(written)
+    except ValidationError as error:
+        raise DamagedFileError(f"{RECORD} of {files.batch_id} is no record: {explain(error)}") from error
 
 
 def _extend(files: BatchFiles, expires_at: int) -> None:
@@ -171,7 +178,7 @@ async def publish(
 
     Repeating it changes nothing; after a crash, or with an empty Redis, it repairs. ``window_s`` gives a
     batch that Redis does not know a new deadline, so many seconds from now; None leaves it. Raises
-    StoreUnavailable, StorageError, DamagedPlanError.
+    StoreUnavailable, StorageError, DamagedFileError.
     """
     if window_s is not None and await ledger.entry(files.batch_id) is None:
         await to_thread.run_sync(_extend, files, int(await ledger.now() + window_s))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dispatcher.batches.record import BatchRecord
+from dispatcher.batches.errors import DamagedFileError
 from forebay.cli.batches import batch_table, print_record
 from forebay.cli.failures import complain
 from forebay.cli.options import Json, Redis, Storage, duration, open_client, print_json
@@ -35,7 +35,7 @@ def resume(
     """
     with open_client(redis, storage) as forebay:
         if batch_id is None:
-            _list(forebay.forgotten(), forebay, json=json)
+            _list(forebay, json=json)
             return
         resumed = forebay.resume(batch_id, window=window)
     for note in notes(resumed, window=window is not None):
@@ -76,10 +76,14 @@ def _jobs(count: int) -> str:
     return "1 job" if count == 1 else f"{count:,} jobs"
 
 
-def _list(records: list[BatchRecord], forebay: Forebay, *, json: bool) -> None:
+def _list(forebay: Forebay, *, json: bool) -> None:
+    damaged: list[DamagedFileError] = []
+    records = forebay.forgotten(damaged.append)
+    for error in damaged:
+        complain(str(error))
     if json:
         print_json([record.model_dump(mode="json") for record in records])
     elif records:
         print_table(batch_table(records))
-    else:
+    elif not damaged:
         typer.echo(f"Redis knows every batch in {forebay.desk.storage.url}")

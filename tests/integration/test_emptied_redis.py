@@ -13,6 +13,7 @@ from rq.worker import BaseWorker
 from typer.testing import CliRunner
 
 from dispatcher import queues
+from dispatcher.batches.errors import DamagedFileError
 from dispatcher.batches.ledger import Ledger, Tally
 from dispatcher.batches.parts import Entry, PartWriter, done_lines
 from dispatcher.batches.plan import open_plan
@@ -361,6 +362,26 @@ def test_the_command_without_an_id_lists_what_was_lost(command, batch, server):
     server.flushall()
     assert batch in command()[1]
     assert [record["id"] for record in json.loads(command("--json")[1])] == [batch]
+
+
+def test_a_record_that_cannot_be_read_is_named_and_hides_no_other_batch(command, forebay, batch, server):
+    request = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
+    bad = forebay.submit(io.BytesIO(json.dumps(request).encode())).id
+    forebay.desk.storage.files(bad).write("batch.json", b"{")
+    server.flushall()
+    wrong = f"batch.json of {bad} is no record"
+    code, out, said = command()
+    assert (code, batch in out, bad in out, wrong in said) == (0, True, False, True)
+    code, out, said = command("--json")
+    assert ([record["id"] for record in json.loads(out)], wrong in said) == ([batch], True)
+    assert [record.id for record in forebay.forgotten()] == [batch]
+    with pytest.raises(DamagedFileError, match=wrong):
+        forebay.resume(bad)
+    code, _, said = command(bad)
+    assert (code, wrong in said) == (4, True)
+    forebay.resume(batch)
+    code, out, said = command()
+    assert (code, out, wrong in said) == (0, "", True)
 
 
 # -- a monitor that lives on ---------------------------------------------------------------------------------
