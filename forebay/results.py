@@ -122,7 +122,8 @@ def written_whole(target: Path) -> Iterator[BinaryIO]:
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename == str(temporary):
+        # Of a full disk, write and flush say that there is no room, and not for what.
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
             raise OSError(error.errno, error.strerror, str(target)) from error
         raise
 

@@ -16,7 +16,9 @@ from dispatcher.batches.plan import open_plan
 from dispatcher.batches.results import Usage
 from dispatcher.batches.storage import Storage
 from dispatcher.finaliser import Finaliser
+from forebay.cli.failures import said
 from forebay.cli.main import app
+from forebay.results import written_whole
 from forebay.submission import Options, prepare, publish
 from tests.small_disks import small_disk
 from workers.connection import connect_sync
@@ -137,3 +139,17 @@ async def test_a_record_that_could_not_be_written_at_the_end_is_written_by_the_n
     assert json.loads(files.read("batch.json"))["status"] == "validating"
     await Finaliser(storage, ledger).run(batch)
     assert json.loads(files.read("batch.json"))["status"] == "cancelled"
+
+
+def test_results_that_a_full_disk_does_not_take_are_said_by_name_and_older_ones_stay(disk):
+    target = disk.folder / "out.jsonl"
+    target.write_bytes(b"old")
+    disk.fill()
+    with pytest.raises(OSError, match="No space left") as full, written_whole(target) as sink:
+        sink.write(b"new" * 10_000)
+    assert said(full.value) == f"{target}: No space left on device"
+    assert target.read_bytes() == b"old"
+    disk.free()
+    with written_whole(target) as sink:
+        sink.write(b"new")
+    assert target.read_bytes() == b"new"

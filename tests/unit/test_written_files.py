@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
@@ -122,6 +123,22 @@ def test_what_cannot_be_written_is_named_as_the_user_named_it(tmp_path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         write(tmp_path / "none" / "out.jsonl")
     assert missing.value.filename == str(tmp_path / "none" / "out.jsonl")
+
+
+def test_a_failure_that_names_no_file_is_told_of_the_target(tmp_path) -> None:
+    with pytest.raises(OSError, match="No space left") as full, written_whole(tmp_path / "out.jsonl"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(tmp_path / "out.jsonl"))
+
+
+def test_a_failure_of_another_file_or_of_none_stays_as_it_is(tmp_path) -> None:
+    for other in (FileNotFoundError(errno.ENOENT, "none", "input.jsonl"), OSError("something else")):
+        with (
+            pytest.raises(OSError, match=r"none|something else") as raised,
+            written_whole(tmp_path / "out.jsonl"),
+        ):
+            raise other
+        assert raised.value is other
 
 
 def test_of_an_earlier_batch_only_files_make_way(tmp_path) -> None:
