@@ -265,7 +265,8 @@ class Forebay:
         """Remove what Redis knows of a batch that has ended; says what there was.
 
         ``with_queue``: and its queue, which was its alone. ``files``: and its files, for good; else they
-        stay, and ``resume`` brings it back. Raises NotEnded, and UnknownBatch when there is nothing of it.
+        stay, and ``resume`` brings it back. Raises NotEnded, UnknownBatch when there is nothing of it, and
+        StorageMissingError when its files are to be removed and are not here; then it stays known.
         """
         return self._portal.call(self.desk.forget, batch_id, with_queue, files)
 

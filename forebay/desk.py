@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from dispatcher import queues
 from dispatcher.archive import Archive
-from dispatcher.batches.errors import DamagedPlanError, StorageError
+from dispatcher.batches.errors import DamagedPlanError, StorageError, StorageMissingError
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord, BatchStatus, is_batch_id
@@ -131,7 +131,8 @@ class Desk:
         """Remove what Redis knows of an ended batch; if asked to, its queue and, before all else, its files.
 
         One that is called off and whose files are not in this storage can be forgotten too: where they are
-        gone, nobody could end it. Raises NotEnded, and UnknownBatch when there is nothing of it.
+        gone, nobody could end it. Raises NotEnded, UnknownBatch when there is nothing of it, and
+        StorageMissingError when its files are not here to be removed; then it stays known.
         """
         entry = await self.ledger.entry(batch_id)
         if entry is not None and not await to_thread.run_sync(self._is_over, entry):
@@ -139,6 +140,11 @@ class Desk:
         removed = with_files and await to_thread.run_sync(_remove_files, self.storage, batch_id)
         if entry is None and not removed:
             raise _unknown(batch_id)
+        if with_files and not removed:
+            raise StorageMissingError(
+                f"the files of {batch_id} are not in {self.storage.url}, so nothing is forgotten; "
+                "name the storage that its dispatchers have, with --storage, or leave out --files"
+            )
         if entry is not None and with_queue:
             await to_thread.run_sync(_remove_queue, self.connection, entry.queue)
         await self.ledger.forget(batch_id)

@@ -21,7 +21,7 @@ def forget(
     """Remove what Redis knows of a batch that has ended; with --files also its files, for good.
 
     Without --files it can be brought back with forebay resume. A batch that has not ended is refused: cancel
-    it first.
+    it first. With --files so is one whose files are not in this storage.
     """
     with open_client(redis, storage) as forebay:
         forgotten = forebay.forget(batch_id, files=files)
@@ -31,4 +31,4 @@ def forget(
         return
     if forgotten.known:
         typer.echo(f"{batch_id} is forgotten")
-    typer.echo(f"its files are {'removed from' if forgotten.files else 'still in'} {where}")
+    typer.echo(f"its files are removed from {where}" if forgotten.files else "its files were left alone")

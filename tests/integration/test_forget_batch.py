@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from dispatcher.batches.errors import StorageMissingError
 from dispatcher.finaliser import Finaliser
 from forebay import Forebay
 from forebay.cli.main import app
@@ -97,6 +98,20 @@ def test_a_batch_that_has_not_ended_is_not_forgotten(forebay):
     assert forebay.desk.storage.batch_ids() == [record.id]
 
 
+def test_a_batch_stays_known_when_its_files_are_not_where_they_should_be_removed(
+    forebay, ended, command, redis_url, tmp_path
+):
+    elsewhere = str(tmp_path / "elsewhere")
+    with (
+        Forebay(redis_url, elsewhere) as stranger,
+        pytest.raises(StorageMissingError, match=f"not in {elsewhere}, so nothing is forgotten.*--storage"),
+    ):
+        stranger.forget(ended, files=True)
+    assert command("forget", ended, "--files", "--storage", elsewhere, expect=4) == ""
+    assert [record.id for record in forebay.batches()] == [ended]
+    assert forebay.forget(ended, files=True) == Forgotten(known=True, files=True)
+
+
 def test_a_folder_that_is_not_named_like_a_batch_is_left_alone(forebay):
     forebay.desk.storage.files("mine").write("notes", b"x")
     with pytest.raises(UnknownBatch):
@@ -105,13 +120,17 @@ def test_a_folder_that_is_not_named_like_a_batch_is_left_alone(forebay):
 
 
 def test_the_command_says_what_it_did(forebay, ended, command, tmp_path):
-    storage = tmp_path / "storage"
-    assert command("forget", ended) == f"{ended} is forgotten\nits files are still in {storage}\n"
+    said = f"{ended} is forgotten\nits files were left alone\n"
+    assert command("forget", ended, "--storage", str(tmp_path / "elsewhere")) == said
     printed = msgspec.json.decode(command("forget", ended, "--files", "--json"))
     assert printed == {"batch_id": ended, "known": False, "files": True}
     assert command("forget", ended, "--files", expect=2) == ""
     record = forebay.submit(io.BytesIO(LINE))
     assert command("forget", record.id, expect=2) == ""
+    forebay.cancel(record.id)
+    forebay._portal.call(Finaliser(forebay.desk.storage, forebay.desk.ledger).run, record.id)
+    said = f"{record.id} is forgotten\nits files are removed from {tmp_path / 'storage'}\n"
+    assert command("forget", record.id, "--files") == said
 
 
 def test_how_long_a_batch_is_kept_is_said_when_it_is_submitted_and_listed(forebay, command, tmp_path):
