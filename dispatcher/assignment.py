@@ -73,6 +73,8 @@ class Assignment(Generic[Granted]):
         self._cheapest = float("inf")
         self._stranded: set[Hashable] = set()
         """Lanes for which there was no worker when they were last decided for."""
+        self._apart: set[Hashable] = set()
+        """Lanes that wait for some of their model's workers, while others of them have room."""
         self._ends_at: dict[int, float] = {}
         """When those who wait for a faster worker expect to end, by serial."""
         self._looked = False
@@ -208,24 +210,30 @@ class Assignment(Generic[Granted]):
             elif room.workers and room.fastest is not None:
                 self._declined_room[model] = (room.fastest, self._now_s)
 
+    @property
+    def _not_counted(self) -> AbstractSet[Hashable]:
+        return self._stranded | self._apart
+
     def has_room(self, backlog: Backlog[Granted]) -> bool:
         """Whether more requests should be brought, whatever they ask for."""
-        return quota.has_room(backlog, self.fleet, self._stranded)
+        return quota.has_room(backlog, self.fleet, self._not_counted)
 
     def has_room_for(self, model: str | None, backlog: Backlog[Granted]) -> bool:
         """Whether more requests for this model should be brought."""
-        return quota.has_room_for(model, backlog, self.fleet, self._stranded)
+        return quota.has_room_for(model, backlog, self.fleet, self._not_counted)
 
     def others_idle(self, backlog: Backlog[Granted], now_s: float) -> bool:
         """Whether somebody idles who serves nothing of what waits."""
-        return quota.others_idle(backlog, self.fleet, self._stranded, now_s)
+        return quota.others_idle(backlog, self.fleet, self._not_counted, now_s)
 
     def _begin_pass(self, backlog: Backlog[Granted], underway: Iterable[Underway], now_s: float) -> None:
         self._underway, self._now_s = underway, now_s
         self._rooms.clear()
         self._busy.clear()
         self._unmet.clear()
-        self._stranded.intersection_update(lane for lane, _, _, _ in backlog.lanes())
+        lanes = {lane for lane, _, _, _ in backlog.lanes()}
+        self._stranded &= lanes
+        self._apart &= lanes
         self.without_worker = None
         if self._looked:  # all may be otherwise
             self._looked = False
@@ -254,6 +262,7 @@ class Assignment(Generic[Granted]):
         """Decide for one request; None: it has to wait, and its lane with it."""
         lane = Backlog.lane(waiting)
         self._stranded.discard(lane)
+        self._apart.discard(lane)
         need = waiting.need
         strategy = self._strategies.for_request(need)
         match decide(self._asked(need), self.fleet, strategy, self._rng, self._now_s):
@@ -268,6 +277,8 @@ class Assignment(Generic[Granted]):
                 pass
         if not self._room(need.model).workers:
             self._busy.add(need.model)
+        elif lane not in self._stranded:
+            self._apart.add(lane)
         return None
 
     def _better_waits(self, waiting: Waiting[Granted]) -> bool:

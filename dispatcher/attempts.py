@@ -229,7 +229,7 @@ class Attempts:
         """One attempt, or two of which one wins; and how many there were."""
         if not request.hedge:
             return await self._attempt(request, held, history, turn), 1
-        race: Race[_Attempted] = Race(_is_usable)
+        race: Race[_Attempted] = Race(_is_usable, _is_done)
         joined: list[Held] = []
 
         def join(second: Held) -> None:
@@ -304,6 +304,10 @@ class Attempts:
 
 def _is_usable(attempted: _Attempted) -> bool:
     return attempted.outcome.fate in (RequestFate.DONE, RequestFate.FINAL)
+
+
+def _is_done(attempted: _Attempted) -> bool:
+    return attempted.outcome.fate is RequestFate.DONE
 
 
 def _final(answer: Reply | Failure, course: Course) -> Answered | Unanswered:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain, repeat
 
 SLOWER = 1.2
 """A second attempt goes to a worker at least so many times as fast, per sequence."""
@@ -24,12 +23,15 @@ STANDS_STILL = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A running request without a second attempt. `tokens`: what its answer may have at most."""
+    """A running request without a second attempt. `tokens`: what its answer may have at most; `may`: the
+    workers that could take it.
+    """
 
     lease: str
     worker_id: str
     since_s: float
     tokens: int
+    may: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,31 +61,48 @@ def choose(
     `foretold`: answers get about as long as their ceiling says, so what is nearly done is left alone.
     """
     running = list(running)
-    least = 0.0 if foretold else _NEAR_THE_TOP * _top_speed(running, free, speeds, now_s)
-    fastest_first = sorted(
-        (worker for worker in free if worker in speeds and speeds[worker] >= least),
-        key=lambda worker: -speeds[worker],
-    )
-    slots = chain.from_iterable(repeat(worker, free[worker]) for worker in fastest_first)
+    left = {worker: count for worker, count in free.items() if worker in speeds}
+    fastest_first = {
+        may: _fastest_first(left, may, speeds, 0.0 if foretold else _least(running, free, may, speeds, now_s))
+        for may in {one.may for one in running}
+    }
     waiting = sorted(running, key=lambda one: (speeds.get(one.worker_id, 0.0), _progress(one, speeds, now_s)))
     hedges: list[Hedge] = []
-    worker = next(slots, None)
     for one in waiting:
-        if worker is None:
-            break
+        workers = fastest_first[one.may]
+        while workers and not left[workers[-1]]:
+            workers.pop()
+        if not workers:
+            continue
+        worker = workers[-1]
         idle = _stands_still(one, speeds.get(one.worker_id), now_s)
         if _is_worth_it(one, worker, speeds, now_s, foretold=foretold, idle=idle):
             hedges.append(Hedge(one.lease, worker, idle))
-            worker = next(slots, None)
+            left[worker] -= 1
     return hedges
 
 
-def _top_speed(
-    running: Iterable[Candidate], free: Mapping[str, int], speeds: Mapping[str, float], now_s: float
+def _fastest_first(
+    free: Iterable[str], may: frozenset[str], speeds: Mapping[str, float], least: float
+) -> list[str]:
+    """Those of them that may be taken and are fast enough; the fastest is last, to be taken off the end."""
+    enough = (worker for worker in free if worker in may and speeds[worker] >= least)
+    return sorted(enough, key=lambda worker: speeds[worker])
+
+
+def _least(
+    running: Iterable[Candidate],
+    free: Mapping[str, int],
+    may: frozenset[str],
+    speeds: Mapping[str, float],
+    now_s: float,
 ) -> float:
-    """The speed of the fastest worker that has a free slot or works on one of these; 0: none is known."""
+    """How fast a worker must be where lengths are not foretold: nearly as the fastest that is free, or works
+    on one of these; 0: none is known.
+    """
     at_work = {one.worker_id for one in running if not _stands_still(one, speeds.get(one.worker_id), now_s)}
-    return max((speeds[worker] for worker in {*free, *at_work} if worker in speeds), default=0.0)
+    top = max((speeds[worker] for worker in may & {*free, *at_work} if worker in speeds), default=0.0)
+    return _NEAR_THE_TOP * top
 
 
 def _progress(one: Candidate, speeds: Mapping[str, float], now_s: float) -> float:

@@ -341,7 +341,13 @@ class Placement:
         now_s = self._lookout.now()
         free = {name: self._fleet.free_slots(name) for name in self._fleet.with_room(None, now_s)}
         running = [
-            Candidate(held.lease, held.worker_id, held.granted_s, held.answer_tokens)
+            Candidate(
+                held.lease,
+                held.worker_id,
+                held.granted_s,
+                held.answer_tokens,
+                self._fleet.names_for(held.need),
+            )
             for held in self._leasing.held.values()
             if held.join is not None
         ]
@@ -354,8 +360,6 @@ class Placement:
 
     async def _join(self, first: Held, hedge: Hedge) -> None:
         need, worker_id = first.need, hedge.worker_id
-        if worker_id not in self._fleet.names_serving(need.model):
-            return
         [ask] = self._leasing.asks([(need, (worker_id,))])
         [answer] = await self._leasing.take([ask])
         if not isinstance(answer, Grant):

@@ -25,27 +25,29 @@ _LEAST_PATIENT = 256
 """So many requests that wait for a faster worker, or one for each slot, are not counted as waiting: others
 may go meanwhile. Each waits for a slot of its own, so with fewer a large fleet's slow workers would find
 nobody who wants them."""
-_MOST_STRANDED = 4096
-"""Requests without any worker that may wait before nothing more is brought: bounds what they hold."""
+_MOST_APART = 4096
+"""Requests that keep nobody else from coming may be so many before nothing more is brought: it bounds what
+they hold.
+"""
 
 _Lanes: TypeAlias = AbstractSet[Hashable]
 
 
 @dataclass(frozen=True, slots=True)
 class _Count:
-    """Requests that wait for busy workers, and those that wait without any worker."""
+    """Requests that wait for busy workers, and those that keep nobody else from coming."""
 
     busy: int
-    stranded: int
+    apart: int
 
 
-def _count(backlog: Backlog[Any], stranded: _Lanes, slots: float, *of: str | None) -> _Count:
+def _count(backlog: Backlog[Any], apart: _Lanes, slots: float, *of: str | None) -> _Count:
     """Count those that wait for so many slots, `of` these models; all where none is given."""
     busy = patient = lost = 0
     for lane, model, count, declined in backlog.lanes():
         if of and model not in of:
             continue
-        if lane in stranded:
+        if lane in apart:
             lost += count
         elif declined:
             patient += count
@@ -54,38 +56,38 @@ def _count(backlog: Backlog[Any], stranded: _Lanes, slots: float, *of: str | Non
     return _Count(busy + max(0, int(patient - max(_LEAST_PATIENT, slots))), lost)
 
 
-def has_room(backlog: Backlog[Any], fleet: FleetModel, stranded: _Lanes) -> bool:
+def has_room(backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes) -> bool:
     """Whether more should be brought, whatever it asks for.
 
-    `stranded`: lanes for which there is no worker at all. They do not count, within bounds: others need not
-    wait for them.
+    `apart`: lanes for which there is no worker at all, or that wait for few workers while others of their
+    model have room. They do not count, within bounds: others need not wait for them.
     """
     slots = float(fleet.limit.sum())
-    count = _count(backlog, stranded, slots)
-    return count.busy < _enough(slots) and count.stranded < _MOST_STRANDED
+    count = _count(backlog, apart, slots)
+    return count.busy < _enough(slots) and count.apart < _MOST_APART
 
 
-def has_room_for(model: str | None, backlog: Backlog[Any], fleet: FleetModel, stranded: _Lanes) -> bool:
+def has_room_for(model: str | None, backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes) -> bool:
     """Whether more requests for one model should be brought, whatever waits for others, within bounds."""
     slots = float(fleet.limit.sum())
-    every = _count(backlog, stranded, slots)
+    every = _count(backlog, apart, slots)
     if every.busy >= max(MOST_WAITING, _enough(slots)):
         return False
     serving = fleet.serving(model)
     if serving is not None:
         slots = float(fleet.limit[serving].sum())
-    mine = _count(backlog, stranded, slots, model)
-    if mine.stranded and every.stranded >= _MOST_STRANDED:
+    mine = _count(backlog, apart, slots, model)
+    if mine.apart and every.apart >= _MOST_APART:
         return False
     return mine.busy < _enough(slots)
 
 
-def others_idle(backlog: Backlog[Any], fleet: FleetModel, stranded: _Lanes, now_s: float) -> bool:
+def others_idle(backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes, now_s: float) -> bool:
     """Whether somebody idles who serves nothing of what waits: something else may be wanted of it."""
     if len(backlog) >= MOST_WAITING:
         return False
     idle = fleet.room(None, now_s)
-    for model in {model for lane, model, _, _ in backlog.lanes() if lane not in stranded}:
+    for model in {model for lane, model, _, _ in backlog.lanes() if lane not in apart}:
         serving = fleet.serving(model)
         if serving is None:
             return False

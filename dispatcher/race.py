@@ -1,4 +1,4 @@
-"""A request's two attempts: the first usable answer wins, exactly once; the other is called off.
+"""A request's two attempts: one of them wins, exactly once; the other is called off.
 
 When a second attempt is worth it is `hedges`' subject, what an attempt does that of `attempts`.
 """
@@ -16,12 +16,15 @@ T = TypeVar("T")
 class Race(Generic[T]):
     """The first attempt runs in the task that makes the race: a request without a second pays nothing."""
 
-    def __init__(self, usable: Callable[[T], bool]) -> None:
-        """`usable` says of an attempt's result whether the request may end with it."""
+    def __init__(self, usable: Callable[[T], bool], wins: Callable[[T], bool]) -> None:
+        """`usable` says of the first's result whether the request may end with it, `wins` the same of the
+        second's: what only the second worker refuses is no reason to give the first up.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._task = task
         self._usable = usable
+        self._wins = wins
         self._second: asyncio.Task[T] | None = None
         self._second_begun = False
         self._winner: T | None = None
@@ -42,7 +45,7 @@ class Race(Generic[T]):
         self._second.add_done_callback(lambda _: None if self._second_begun else never_begun())
 
     async def run(self, first: Awaitable[T]) -> T:
-        """The winner's result; the first's when neither is usable. Cancelling it calls off both."""
+        """The winner's result; the first's when there is none. Cancelling it calls off both."""
         try:
             result = await first
         except asyncio.CancelledError:
@@ -59,12 +62,12 @@ class Race(Generic[T]):
             await self._call_off()
             return result
         other = await self._second
-        return other if self._usable(other) else result
+        return other if self._wins(other) else result
 
     async def _run_second(self, second: Callable[[], Awaitable[T]]) -> T:
         self._second_begun = True
         result = await second()
-        if not self._over and self._usable(result):
+        if not self._over and self._wins(result):
             self._winner = result
             self._task.cancel()
         return result

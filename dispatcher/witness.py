@@ -25,6 +25,10 @@ FULL: Final = 0.75
 """From this part of its limit on a worker counts as full: a look comes after leases were freed, and before
 they are taken again.
 """
+_LONGEST_GAP_S: Final = 3.0
+"""Looks are a second apart at most while anything is in flight. After a longer gap, of this process or of
+Redis, nobody knows how full a worker was.
+"""
 
 
 @dataclass(slots=True)
@@ -48,10 +52,13 @@ class Witness:
         self._store = store
         self._stale_after_s = stale_after_s
         self._silent: dict[str, _Silent] = {}
+        self._looked_s = -math.inf
 
     def look(self, workers: Iterable[WorkerView], now_s: float) -> None:
         """See who does not tell how busy it is, and who of them is full."""
         silent = {}
+        gap = now_s - self._looked_s > _LONGEST_GAP_S
+        self._looked_s = now_s
         for worker in workers:
             if self._tells(worker, now_s):
                 continue
@@ -60,7 +67,8 @@ class Witness:
                 known = _Silent(worker.limit_since)
             known.leases = worker.leases
             full = worker.leases >= FULL * worker.limit
-            known.full_since = min(known.full_since, now_s) if full else math.inf
+            since_s = now_s if gap else min(known.full_since, now_s)
+            known.full_since = since_s if full else math.inf
             silent[worker.id] = known
         self._silent = silent
 
@@ -69,7 +77,7 @@ class Witness:
         text, or the worker does not count them; then answers are counted instead.
         """
         worker = self._silent.get(worker_id)
-        if worker is None or not seconds:
+        if worker is None or not seconds or now_s - self._looked_s > _LONGEST_GAP_S:
             return
         if now_s - seconds >= max(worker.limit_since, worker.full_since):
             worker.seen = worker.seen.with_answer(tokens or 1, seconds, worker.leases)

@@ -26,7 +26,7 @@ from workers.fleet import WorkerState
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from dispatcher.scheduler.question import Column, Mask
+    from dispatcher.scheduler.question import Column, Mask, Need
     from workers.fleet import FleetView, WorkerView
     from workers.load import Load
 
@@ -62,6 +62,7 @@ class FleetModel:
         self._models = [worker.models for worker in workers]
         self._serving: dict[str, Mask | None] = {}
         self._names: dict[str, Sequence[str]] = {}
+        self._names_for: dict[tuple[str | None, int, frozenset[str]], frozenset[str]] = {}
         self._stale_after_s = stale_after_s
         self._fading_s = dead_after_s - stale_after_s
         self._read_standing(workers)
@@ -168,6 +169,18 @@ class FleetModel:
         if model not in self._names:
             self._names[model] = tuple(self.ids[place] for place in np.flatnonzero(serving))
         return self._names[model]
+
+    def names_for(self, need: Need) -> frozenset[str]:
+        """Ids of those who could take a request, whether or not they have room: they serve its model, its
+        context fits them, and it has not failed there. The same object for requests that are alike in that.
+        """
+        tokens = need.context_tokens if need.context_tokens > self.least_context else 0
+        alike = (need.model, tokens, need.tried)
+        if alike not in self._names_for:
+            fits = self.max_model_len >= tokens
+            names = (name for name in self.names_serving(need.model) if fits[self._index[name]])
+            self._names_for[alike] = frozenset(names) - need.tried
+        return self._names_for[alike]
 
     def cap_limit(self, worker_id: str, limit: int) -> None:
         """Until the next view, a worker's limit is this at most."""

@@ -282,9 +282,10 @@ class Replay:
         """Give running requests that gain by it a second attempt on a faster worker."""
         fleet = self._assignment.fleet
         free = {name: fleet.free_slots(name) for name in fleet.with_room(None, self._now_s)}
+        everybody = frozenset(self._workers)
         running = {str(one.key): one for one in self._attempts.values() if len(one.ticket.attempts) == 1}
         candidates = [
-            Candidate(lease, one.worker.name, one.granted_s, one.ticket.request.need.answer_tokens)
+            Candidate(lease, one.worker.name, one.granted_s, one.ticket.request.need.answer_tokens, everybody)
             for lease, one in running.items()
         ]
         for hedge in self._hedging.pick(candidates, free, self._known_speeds, self._now_s):

@@ -35,16 +35,23 @@ class Desk:
             for name, count in slots.items()
         }
         self.states = dict.fromkeys(slots, WorkerState.READY)
+        self.contexts = {}
         self.assignment = Assignment(Strategies(SchedulerPolicy()), Random(1))
         self.backlog = Backlog()
         self.look(speeds)
 
     def look(self, speeds=SPEEDS, now_s=0.0):
         views = tuple(
-            replace(worker.view(0.0), state=self.states[name]) for name, worker in self.workers.items()
+            replace(worker.view(0.0), state=self.states[name], max_model_len=self.contexts.get(name))
+            for name, worker in self.workers.items()
         )
         known = {name: speed for name, speed in speeds.items() if name in self.workers}
         self.assignment.look(FleetModel(FleetView(now_s, 1, views), speeds=known), known, now_s)
+
+    def fit(self, name, tokens):
+        """A worker takes no more than so many tokens."""
+        self.contexts[name] = tokens
+        self.look()
 
     def ready(self, **states):
         for name, ready in states.items():
@@ -248,6 +255,20 @@ def test_what_one_makes_way_for_does_not_hold_up_its_own_urgent_requests():
     desk.come(20, 30, urgency=0)
     desk.come(40, urgency=2)
     assert desk.go() == [(30, "fast"), (20, "fast")]
+
+
+def test_who_waits_for_the_one_worker_that_fits_keeps_no_others_from_coming():
+    desk = Desk(SPEEDS, slow=64, fast=4)
+    desk.fit("slow", 100)
+    desk.fill("fast")
+    desk.come(*[400] * 60)
+    assert not desk.assignment.has_room(desk.backlog)
+    assert desk.go() == []
+    assert len(desk.backlog) == 60
+    assert desk.assignment.has_room(desk.backlog)
+    assert desk.assignment.has_room_for("llama", desk.backlog)
+    desk.come(*[20] * 64)
+    assert desk.go() == [(20, "slow")] * 64
 
 
 def test_a_pass_that_fails_takes_nobody_out_and_leaves_no_slot_set_aside(desk, monkeypatch):

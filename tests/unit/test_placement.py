@@ -41,6 +41,7 @@ class Store:
         self.lost = 0
         self.stalled = set()
         self.models = {}
+        self.contexts = {}
         self.answers = asyncio.Event()
         self.answers.set()
         self.calls = asyncio.Event()
@@ -68,6 +69,7 @@ class Store:
                     leases=self.count(name),
                     load=None,
                     models=frozenset({self.models.get(name, "llama")}),
+                    max_model_len=self.contexts.get(name),
                     **self.breaker(name),
                 )
                 for name, limit in self.limits.items()
@@ -456,7 +458,7 @@ async def test_those_without_any_worker_take_no_room_from_others(monkeypatch):
 
 
 async def test_even_those_without_a_worker_are_bounded(monkeypatch):
-    monkeypatch.setattr("dispatcher.quota._MOST_STRANDED", 20)
+    monkeypatch.setattr("dispatcher.quota._MOST_APART", 20)
     monkeypatch.setattr("dispatcher.quota.MOST_WAITING", 20)
     placement = make(Store())
     async with passes(placement):
@@ -510,6 +512,27 @@ async def test_nothing_waits_once_a_worker_appears():
     async with passes(placement):
         task = asyncio.create_task(placement.lease(replace(need(), tried=frozenset({A})), 1))
         assert (await task).worker_id == A  # tried, but there is no other
+
+
+@pytest.mark.parametrize("lack", ["context", "model", "it failed there"])
+async def test_no_second_attempt_goes_where_the_request_could_not_go(lack):
+    fit = "c:1"
+    store = Store(**{A: 1, B: 0, fit: 0})
+    tried = frozenset({B}) if lack == "it failed there" else frozenset()
+    if lack == "context":
+        store.contexts[B] = 9
+    elif lack == "model":
+        store.models[B] = "other"
+    placement = make(store, rates={B: 1000.0, fit: 900.0})
+    async with passes(placement):
+        first = await placement.lease(replace(need(), tried=tried), 1)
+        seconds = []
+        first.join = seconds.append
+        placement.hedging.wrote(100_000)
+        store.limits[B] = store.limits[fit] = 1
+        placement.note_left(nothing=True)
+        await until(lambda: seconds)
+        assert [second.worker_id for second in seconds] == [fit]
 
 
 async def test_requests_that_end_while_second_attempts_are_being_placed_get_none():

@@ -59,7 +59,7 @@ def test_many_models_together_are_bounded(monkeypatch):
 
 
 def test_a_model_without_a_worker_waits_within_its_own_bound(monkeypatch):
-    monkeypatch.setattr(quota, "_MOST_STRANDED", 40)
+    monkeypatch.setattr(quota, "_MOST_APART", 40)
     waiting = backlog(nobody=40)
     stranded = lanes(waiting, "nobody")
     assert not quota.has_room_for("nobody", waiting, fleet(a=4), stranded)

@@ -14,8 +14,11 @@ from dispatcher.speeds import Speeds
 SPEEDS = {"slow": 10.0, "equal": 11.0, "fast": 40.0, "faster": 80.0}
 
 
-def running(lease, worker="slow", since_s=0.0, tokens=1000):
-    return Candidate(lease, worker, since_s, tokens)
+EVERYBODY = frozenset(SPEEDS)
+
+
+def running(lease, worker="slow", since_s=0.0, tokens=1000, may=EVERYBODY):
+    return Candidate(lease, worker, since_s, tokens, frozenset(may))
 
 
 def chosen(candidates, free, *, now_s=10.0, foretold=True):
@@ -38,6 +41,22 @@ def test_of_unknown_length_nobody_takes_a_slower_slot_while_a_faster_one_comes_f
 
 def test_there_are_no_more_second_attempts_than_free_slots():
     assert len(chosen([running(str(n)) for n in range(5)], {"fast": 2})) == 2
+
+
+@pytest.mark.parametrize("foretold", [True, False])
+def test_slots_of_workers_that_could_not_take_a_request_are_nothing_to_it(foretold):
+    of_one_model = {"slow", "fast"}
+    free = {"faster": 4, "fast": 1}
+    assert chosen([running("a", may=of_one_model)], free, foretold=foretold) == [Hedge("a", "fast")]
+    both = [running("a", may=of_one_model), running("b", may=of_one_model), running("c", may={"faster"})]
+    hedges = chosen(both, free, foretold=foretold)
+    assert sorted(hedge.worker_id for hedge in hedges) == ["fast", "faster"]
+    assert Hedge("c", "faster") in hedges
+
+
+def test_who_hangs_is_rescued_by_a_worker_of_its_own_model():
+    silent = running("a", worker="unknown", may={"unknown", "fast"})
+    assert chosen([silent], {"faster": 4, "fast": 1}, now_s=51) == [Hedge("a", "fast", idle=True)]
 
 
 def test_a_worker_that_is_hardly_faster_gets_none():
@@ -148,12 +167,16 @@ class Attempt:
             raise
 
 
-def raced(first, usable=lambda result: result.startswith("good")):
-    """A request's task, and the future of its race."""
+def raced(first):
+    """A request's task, and the future of its race. Good results and refusals are usable, and only the good
+    ones win.
+    """
     made = asyncio.get_running_loop().create_future()
 
     async def request():
-        race = Race(usable)
+        race = Race(
+            lambda result: result.startswith(("good", "refused")), lambda result: result.startswith("good")
+        )
         made.set_result(race)
         return await race.run(first.run())
 
@@ -209,6 +232,29 @@ async def test_a_second_attempt_that_fails_leaves_the_first_alone():
     assert not task.done()
     first.end.set_result("good first")
     assert await task == "good first"
+
+
+async def test_what_only_the_second_worker_refuses_does_not_end_the_first():
+    task, _, first, second = await both()
+    second.end.set_result("refused second")
+    await asyncio.sleep(0)
+    assert not task.done()
+    first.end.set_result("good first")
+    assert await task == "good first"
+
+
+async def test_what_the_first_worker_refuses_is_refused():
+    task, _, first, second = await both()
+    first.end.set_result("refused first")
+    assert await task == "refused first"
+    assert second.called_off
+
+
+async def test_what_fails_at_the_first_and_is_refused_by_the_second_is_tried_again():
+    task, _, first, second = await both()
+    second.end.set_result("refused second")
+    first.end.set_result("bad first")
+    assert await task == "bad first"
 
 
 async def test_a_first_attempt_that_fails_waits_for_the_second():

@@ -43,8 +43,8 @@ def silent(**changes):
 
 async def test_answers_of_a_full_worker_that_says_nothing_are_counted_once(witness, told):
     witness.look([silent()], NOW_S)
-    witness.saw("a:1", 100, 2.0, NOW_S + 5)
-    witness.saw("a:1", 50, 1.0, NOW_S + 6)
+    witness.saw("a:1", 100, 2.0, NOW_S + 2)
+    witness.saw("a:1", 50, 1.0, NOW_S + 3)
     await witness.tell()
     await witness.tell()
     assert told.notes == [("a:1", SINCE, Evidence(2, 150, 3.0, 32))]
@@ -52,7 +52,7 @@ async def test_answers_of_a_full_worker_that_says_nothing_are_counted_once(witne
 
 @pytest.mark.parametrize(
     ("tokens", "seconds", "at_s"),
-    [(100, None, 5.0), (100, 2.0, 1.0)],
+    [(100, None, 2.0), (100, 2.0, 1.0)],
     ids=["no time", "begun before it was seen full"],
 )
 async def test_what_shows_nothing_is_left_out(witness, told, tokens, seconds, at_s):
@@ -65,7 +65,7 @@ async def test_what_shows_nothing_is_left_out(witness, told, tokens, seconds, at
 @pytest.mark.parametrize("tokens", [None, 0])
 async def test_answers_without_tokens_count_by_themselves(witness, told, tokens):
     witness.look([silent(leases=14)], NOW_S)
-    witness.saw("a:1", tokens, 2.0, NOW_S + 5)
+    witness.saw("a:1", tokens, 2.0, NOW_S + 2)
     await witness.tell()
     assert told.notes == [("a:1", SINCE, Evidence(1, 1, 2.0, 14))]
 
@@ -98,6 +98,19 @@ async def test_a_request_that_ran_while_there_was_room_shows_nothing(witness, to
     witness.saw("a:1", 100, 1.5, NOW_S + 4)
     await witness.tell()
     assert [evidence.answers for _, _, evidence in told.notes] == [1]
+
+
+async def test_while_nobody_looks_nothing_is_shown(witness, told):
+    """This process stood still, or Redis did not answer: how full the worker was nobody knows."""
+    witness.look([silent()], NOW_S)
+    witness.saw("a:1", 100, 2.0, NOW_S + 30)
+    witness.look([silent()], NOW_S + 30)
+    witness.saw("a:1", 100, 20.0, NOW_S + 31)
+    await witness.tell()
+    assert told.notes == []
+    witness.saw("a:1", 100, 1.0, NOW_S + 32)
+    await witness.tell()
+    assert len(told.notes) == 1
 
 
 async def test_a_changed_limit_begins_anew(witness, told):
