@@ -148,7 +148,12 @@ def begin_run(forebay):
         paths = {name: Path(name) for name in ("input", "output", "errors")}
         settings = RunSettings(**paths, workers=(), redis_url=redis_url, wait_ready_s=0.0)
         batch = SimpleNamespace(
-            settings=settings, fresh=fresh, files=storage.files(record.id), queue="default", id=record.id
+            replaces=None,
+            settings=settings,
+            fresh=fresh,
+            files=storage.files(record.id),
+            queue="default",
+            id=record.id,
         )
         services = SimpleNamespace(drain=lambda: None, check=lambda: None, monitored=True)
         _Run(batch, services, forebay, SimpleNamespace(), 0.0).outcome()
