@@ -90,10 +90,30 @@ def test_an_expression_names_metrics_labels_and_values_that_there_are(where: str
     assert said.grouped <= labels | FROM_THE_SCRAPE, where
 
 
-def test_what_counts_a_selection_says_zero_where_there_is_none():
+def test_a_sum_of_limits_is_of_workers_that_get_requests():
+    """The limit of a worker that is away, or whose breaker is open, is told still: nobody may fill it."""
+    sums = [
+        (where, text) for where, text in EXPRESSIONS if re.search(r"sum\([^{}]*forebay_worker_limit", text)
+    ]
+    assert {where for where, _ in sums} >= {"ForebayQueueGrows", "autoscaler", "Leases in use"}
+    usable = {("forebay_worker_info", "state", "ready"), ("forebay_worker_breaker_state", "state", "closed")}
+    for where, text in sums:
+        assert usable <= set(promql.read(text).selected), where
+
+
+def test_a_breaker_that_is_tried_now_and_then_counts_as_open():
+    """A hanging worker's is half-open between its openings, none of which need last for five minutes."""
+    for where, text in EXPRESSIONS:
+        if where in {"ForebayBreakerOpen", "Breakers open"}:
+            assert ("forebay_worker_breaker_state", "state", "closed") in promql.read(text).selected, where
+            assert '(forebay_worker_breaker_state{state="closed"}) == 0' in text, where
+
+
+def test_what_counts_or_divides_by_a_selection_says_zero_where_there_is_none():
     """`count` of nothing is no sample: a panel would go on showing the last number that there was."""
-    shares = [(where, text) for where, text in EXPRESSIONS if re.match(r"count\(.*\{.*\}.*\) /", text)]
-    assert shares
+    stats = {panel["title"] for panel in PANELS if panel["type"] == "stat"}
+    shares = [(where, text) for where, text in EXPRESSIONS if where in stats and "state=" in text]
+    assert {where for where, _ in shares} == {"Ready workers", "Leases in use", "Breakers open"}
     for where, text in shares:
         assert " or 0 * count(" in text, where
 
