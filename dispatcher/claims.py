@@ -43,6 +43,8 @@ MAINTENANCE_S = 10
 """How often the jobs of dead dispatchers are looked for, in seconds; RQ's default is ten minutes."""
 AGING_S = 30.0
 """A queue that was passed over for so long goes first once."""
+REST_S = 5.0
+"""How long a queue that cannot be used is left alone, in seconds: a try may leave a job half taken."""
 _DEAF_S = 2.0
 """Pause before listening again for RQ's commands, in seconds."""
 
@@ -116,6 +118,8 @@ class JobClaims(BaseWorker):
         self._turns = Turns(connection)
         self._clock = clock
         self._served = dict.fromkeys(self.queue_names(), clock())
+        self._unusable: dict[str, float] = {}
+        """Queues that could not be used at their last try, and when each is tried again, on the clock."""
         self._born = False
         self._suspended = False
 
@@ -217,12 +221,10 @@ class JobClaims(BaseWorker):
         Each queue is popped on its own, into RQ's intermediate queue: a pop over several queues would lose
         the job when this process dies before it is registered [rq/rq#1716].
         """
-        with translated():
-            for queue in self._by_turn(self.queues[:queues]):
-                while (found := self._pop(queue)) is not None:
-                    claimed = self._begin(*found)
-                    if claimed is not None:
-                        return claimed
+        for queue in self._by_turn(self.queues[:queues]):
+            claimed = self._claim_from(queue)
+            if claimed is not None:
+                return claimed
         return None
 
     def finish(self, claimed: Claimed, result: Any = None) -> None:
@@ -295,8 +297,31 @@ class JobClaims(BaseWorker):
         else:
             self.drop(claimed)
 
+    def _claim_from(self, queue: Queue) -> Claimed | None:
+        """The next job of a queue, or None. One with a spoiled key keeps no other from being served."""
+        try:
+            claimed = self._next_of(queue)
+        except StoreUnavailable:
+            raise
+        except Exception:
+            if queue.name not in self._unusable:
+                log.exception("cannot take jobs from a queue", queue=queue.name, tried_again_every_s=REST_S)
+            self._unusable[queue.name] = self._clock() + REST_S
+            return None
+        self._unusable.pop(queue.name, None)
+        return claimed
+
+    def _next_of(self, queue: Queue) -> Claimed | None:
+        with translated():
+            while (found := self._pop(queue)) is not None:
+                claimed = self._begin(*found)
+                if claimed is not None:
+                    return claimed
+        return None
+
     def _by_turn(self, queues: Sequence[Queue]) -> list[Queue]:
         now = self._clock()
+        queues = [queue for queue in queues if self._unusable.get(queue.name, now) <= now]
         passed_over = [queue for queue in queues if now - self._served[queue.name] > AGING_S]
         return [*passed_over, *(queue for queue in queues if queue not in passed_over)]
 
@@ -323,11 +348,13 @@ class JobClaims(BaseWorker):
 
     def _leave_out(self, queue: Queue, error: Exception) -> None:
         """Forget a job whose record RQ cannot read: nor could it be failed, and maintenance would stumble."""
-        job_id = getattr(error, "job_id", None)  # RQ notes it on what reading the record raised
+        job_id = getattr(error, "job_id", None)  # noted by RQ or `turns` on what reading raised
         if job_id is None:
             raise error
         queue.intermediate_queue.remove(job_id)
-        log.error("a job's record cannot be read", job=job_id, queue=queue.name, error=type(error).__name__)
+        log.error(
+            "a job's record cannot be read", job=str(job_id), queue=queue.name, error=type(error).__name__
+        )
 
     def _begin(self, job: PlainJob, queue: Queue) -> Claimed | None:
         function, args, kwargs, refusal = self._read(job)

@@ -315,9 +315,12 @@ class Dispatcher:
                 self.placement.note_left(nothing=room and claimed is None and not self._shards.feeding)
                 self._takes_jobs = True
             except StoreUnavailable as error:
-                self._takes_jobs = False
                 log.warning("cannot take jobs now", error=str(error))
-                await self._pause(PAUSE_S[1])
+                await self._take_no_jobs(PAUSE_S[1])
+                continue
+            except Exception:  # a mistake of ours, or a key that somebody spoiled, must not end all that runs
+                log.exception("cannot take jobs now", retry_in_s=PAUSE_S[1])
+                await self._take_no_jobs(PAUSE_S[1])
                 continue
             if claimed is None:
                 idle_s = min(idle_s * 1.5, _IDLE_S[1])
@@ -326,6 +329,10 @@ class Dispatcher:
                 continue
             idle_s = _IDLE_S[0]
             held.start(claimed, group)
+
+    async def _take_no_jobs(self, seconds: float) -> None:
+        self._takes_jobs = False
+        await self._pause(seconds)
 
     async def _room_soon(self) -> bool:
         """Whether there is room for another job's requests, now or in a moment."""

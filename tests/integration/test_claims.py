@@ -7,6 +7,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import structlog
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import TimeoutError as Stalled
 from rq import Callback, Queue, Retry, Worker
@@ -20,7 +21,7 @@ from rq.utils import utcformat
 from rq.webhook import Webhook
 
 from dispatcher import queues
-from dispatcher.claims import AGING_S, CLAIM_TTL_S, JobClaims
+from dispatcher.claims import AGING_S, CLAIM_TTL_S, REST_S, JobClaims
 from dispatcher.running import FUNCTIONS
 from workers.connection import connect_sync
 from workers.errors import SettingsError, StoreUnavailable
@@ -330,6 +331,40 @@ def test_a_job_that_says_it_is_from_elsewhere_leaves_the_intermediate_queue_too(
     connection.hset(Job.key_for(job_id), "origin", "elsewhere")
     assert make_claims().claim().id == job_id
     assert intermediate(connection) == []
+
+
+@pytest.mark.parametrize("spoiled", ["rq:queue:{}", "forebay:v1:queue:{}", "rq:wip:{}"])
+@pytest.mark.parametrize("name", ["high", "low"])
+def test_a_queue_that_somebody_spoiled_keeps_no_other_from_being_served_and_is_told_once(
+    make_claims, connection, name, spoiled
+):
+    now_s = 0.0
+    claims = make_claims(clock=lambda: now_s)
+    queues.enqueue_request(connection, name, BODY)
+    spoilt = spoiled.format(name)
+    connection.delete(spoilt)
+    connection.set(spoilt, "x")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(3):
+            job_id = queues.enqueue_request(connection, "default", BODY)
+            assert claims.claim().id == job_id
+            assert claims.claim() is None
+            now_s += REST_S
+    assert [line["queue"] for line in logs if line["log_level"] == "error"] == [name]
+    connection.delete(spoilt)
+    job_id = queues.enqueue_request(connection, name, BODY)
+    claimed = {claims.claim().id for _ in range(connection.llen(f"rq:queue:{name}"))}
+    assert job_id in claimed
+
+
+def test_an_id_that_is_no_text_is_removed_and_told_and_the_next_job_is_taken(make_claims, connection):
+    job_id = queues.enqueue_request(connection, "default", BODY)
+    connection.lpush("rq:queue:default", b"\xff")
+    claims = make_claims()
+    with structlog.testing.capture_logs() as logs:
+        assert claims.claim().id == job_id
+    assert [line["job"] for line in logs if line["log_level"] == "error"] == ["b'\\xff'"]
+    assert (waiting(connection), intermediate(connection)) == ([], [])
 
 
 # -- deaths --------------------------------------------------------------------------------------------------

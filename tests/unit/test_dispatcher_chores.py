@@ -46,3 +46,43 @@ async def test_a_chore_that_fails_is_told_once_until_it_went_well_and_done_again
 async def test_a_chore_that_redis_does_not_answer_waits(dispatcher):
     away = StoreUnavailable("away")
     assert await logged(dispatcher, away, away) == ["warning", "warning"]
+
+
+class Spoiled:
+    """Claims that fail twice in a way that nobody foresaw, then give a job."""
+
+    def __init__(self):
+        self.left = [ValueError("spoiled"), ValueError("spoiled")]
+
+    def suspended(self):
+        return False
+
+    def claim(self, queues):
+        if self.left:
+            raise self.left.pop()
+        return "a job"
+
+
+class Held:
+    """The jobs of a dispatcher, which ends with the first."""
+
+    def __init__(self, dispatcher):
+        self.dispatcher, self.begun = dispatcher, []
+
+    def start(self, claimed, group):
+        self.begun.append((claimed, group))
+        self.dispatcher.end()
+
+
+async def test_whatever_keeps_jobs_from_being_taken_is_waited_out(dispatcher, monkeypatch):
+    monkeypatch.setattr("dispatcher.service.PAUSE_S", (0.0, 0.0))
+
+    async def room():
+        return True
+
+    monkeypatch.setattr(dispatcher, "_room_soon", room)
+    held = Held(dispatcher)
+    with structlog.testing.capture_logs() as logs:
+        await asyncio.wait_for(dispatcher._claim_jobs(Spoiled(), held, None), 10)
+    assert held.begun == [("a job", None)]
+    assert [line["event"] for line in logs] == ["cannot take jobs now"] * 2
