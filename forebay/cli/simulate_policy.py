@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.table import Table
 from rich.text import Text
 
-from dispatcher.batches.intake import Limits, take_in
+from dispatcher.batches.intake import take_in
 from dispatcher.batches.storage import Storage
 from dispatcher.scheduler.strategies import DEFAULTS, SchedulerPolicy, Strategies
 from dispatcher.settings import DispatcherSettings
@@ -31,6 +31,7 @@ from forebay.policy.replay import Setup, replay
 from forebay.policy.report import Report, summed_up
 from forebay.policy.texts import MOST_WORKERS, Drawing, read_engines, read_lengths
 from forebay.policy.workload import Workload, drawn, for_strategy, planned
+from forebay.settings import front_settings
 from workers.errors import SettingsError
 from workers.settings import explain, read_config
 
@@ -178,12 +179,13 @@ def _workload(
 
 def _of_batch(path: Path, drawing: Drawing | None, slots: int) -> Workload:
     """The file as a plan has it; the plan itself is thrown away."""
+    limits = front_settings().input
     with tempfile.TemporaryDirectory(prefix="forebay-policy-") as folder, path.open("rb") as source:
         intake = take_in(
             source,
             Storage(folder).files("batch"),
             bad_lines="fail",
-            limits=Limits(),
+            limits=limits,
             slots=slots,
             mean_completion_tokens={},
         )

@@ -124,6 +124,14 @@ def test_a_batch_with_a_bad_line_is_refused_with_its_number(simulate, tmp_path):
     assert "line 2" in said
 
 
+def test_a_batch_may_hold_what_submit_lets_it_hold(simulate, tmp_path, monkeypatch):
+    batch = a_batch(tmp_path / "in.jsonl", [8, 8, 8])
+    monkeypatch.setenv("FOREBAY_INPUT__MAX_LINES", "2")
+    code, said = simulate(*FLEET, "--batch", batch)
+    assert code == 2
+    assert "more than 2" in said
+
+
 def test_strategies_are_compared_on_the_same_requests(simulate):
     code, said = simulate(*FLEET, *LENGTHS, "--strategy", "batch", "--strategy", "chat", "--json")
     assert code == 0
