@@ -20,19 +20,27 @@ log = structlog.get_logger(__name__)
 
 
 def dispatcher(
-    redis: Annotated[str | None, typer.Option(help="Redis or Valkey; also FOREBAY_REDIS_URL")] = None,
+    redis: Annotated[str | None, typer.Option(help="URL of Redis or Valkey.")] = None,
     storage: Annotated[
-        str | None, typer.Option(help="where batches' files are; also FOREBAY_STORAGE")
+        str | None, typer.Option(help="Where batches' files are: a folder or s3://, gs://.")
     ] = None,
-    queues: Annotated[str | None, typer.Option(help="comma-separated, most urgent first")] = None,
-    name: Annotated[str | None, typer.Option(help="unique; by default made of host and process")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="serve /metrics on this port")] = None,
-    metrics_host: Annotated[str | None, typer.Option(help="and on this address")] = None,
+    queues: Annotated[
+        str | None, typer.Option(help="Queues to serve, comma-separated, most urgent first.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="This dispatcher's name among others, unique also over restarts.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics and health here; 0 takes a free port.")
+    ] = None,
+    metrics_host: Annotated[str | None, typer.Option(help="Address for the metrics.")] = None,
     drain_timeout: Annotated[
-        float | None, typer.Option(help="seconds for what is in flight at the end")
+        float | None, typer.Option(help="Seconds that what is in flight gets at the end.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
-    log_format: Annotated[Literal["text", "json"], typer.Option(help="text or json")] = "text",
+    log_level: Annotated[
+        str | None, typer.Option(help="What to log: debug, info, warning or error. Default: info.")
+    ] = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="How to log.")] = "text",
 ) -> None:
     """Take jobs off queues and send their requests to workers."""
     given: dict[str, Any] = {

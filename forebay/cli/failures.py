@@ -25,13 +25,13 @@ class ExitCode(IntEnum):
 
     OK = 0
     LINES_FAILED = 1
-    """The batch finished; some lines have no good answer."""
+    """It finished; some lines, or the one request that was waited for, have no good answer."""
     BAD_INPUT = 2
     """Usage or input: a person has to change what was asked."""
     STOPPED = 3
     """Cancelled, expired, or interrupted."""
     CANNOT_WORK = 4
-    """The surroundings: no Redis, no worker, a service that ended, no room on the disk."""
+    """The surroundings: no Redis, no worker, a service that ended, a full queue or disk; or time is over."""
 
 
 @contextmanager

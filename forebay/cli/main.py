@@ -94,8 +94,9 @@ def _forebay(
     On one machine: forebay run IN.jsonl -o OUT.jsonl --worker http://HOST:PORT. With a Redis: start forebay
     monitor and forebay dispatcher, register workers, submit.
 
-    Exit codes: 0 all well; 1 finished, and some lines failed; 2 bad usage or input; 3 cancelled, expired or
-    interrupted; 4 it cannot work here (no Redis, no worker, a service ended).
+    Exit codes: 0 all well; 1 finished, and some lines failed (of enqueue --wait: anything but a success);
+    2 bad usage or input; 3 cancelled, expired or interrupted; 4 it cannot work here (no Redis, no worker, a
+    service that ended, a queue that is full, a batch that failed, a --timeout that passed).
     """
 
 

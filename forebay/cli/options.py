@@ -21,7 +21,7 @@ Redis = Annotated[
         "--redis",
         metavar="URL",
         help="Redis or Valkey: redis://, rediss://, unix:// or redis+sentinel://. "
-        "Default: $FOREBAY_REDIS_URL, then localhost.",
+        "Default: $FOREBAY_REDIS_URL, then forebay.toml, then localhost.",
     ),
 ]
 Storage = Annotated[
@@ -30,7 +30,7 @@ Storage = Annotated[
         "--storage",
         metavar="URL",
         help="Where batches' files are: a folder or s3://, gs://. Default: $FOREBAY_STORAGE, "
-        "then a folder below your data folder. The dispatchers must see the same.",
+        "then forebay.toml, then a folder below your data folder. The dispatchers must see the same.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -138,7 +138,7 @@ KeepOption = Annotated[
         parser=_keep,
         metavar="DURATION",
         help="How long its files and keys stay after its end, as 30d, or forever. "
-        "Default: $FOREBAY_KEEP, then forever.",
+        "Default: $FOREBAY_KEEP, then forebay.toml, then forever.",
     ),
 ]
 

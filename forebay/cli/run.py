@@ -133,7 +133,8 @@ def run(
     results, and leaves nothing running. Interrupted or killed, the same command takes it up again.
 
     Exit codes: 0 every line completed; 1 finished, some lines failed; 2 bad usage or input; 3 cancelled,
-    expired or interrupted; 4 it cannot work here (no Redis, no worker ready, a service ended).
+    expired or interrupted; 4 it cannot work here (no Redis, no worker ready, a service that ended, a
+    batch that failed).
     """
     redis_url = redis or os.environ.get("FOREBAY_REDIS_URL") or None
     storage = storage or os.environ.get("FOREBAY_STORAGE") or None
