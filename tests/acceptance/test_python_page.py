@@ -44,6 +44,8 @@ async def test_the_examples_of_the_page_run_and_say_what_they_promise(rig, tmp_p
     assert "2 of 2, " in "\n".join(said)
     assert sum(re.match(r"c\d+ \w", line) is not None for line in said) == 20
     assert "answers.jsonl None" in said
+    assert f"retried: {names['again'].request_counts.total} True" in said
+    assert names["lost"] == []
     assert names["answer"].ok
     assert len(names["explained"].attempts) == 1
     assert len((tmp_path / "answers.jsonl").read_bytes().splitlines()) == 20
