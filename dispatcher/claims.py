@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn, cast
@@ -229,52 +229,67 @@ class JobClaims(BaseWorker):
 
     def finish(self, claimed: Claimed, result: Any = None) -> None:
         """Acknowledge a job; its result is kept as long as the job asks."""
-        with self._ending(claimed):
-            self._finalize_success(claimed.job, claimed.queue, claimed.execution, result)
-        self._now_idle()
+        self._end(
+            claimed, lambda: self._finalize_success(claimed.job, claimed.queue, claimed.execution, result)
+        )
 
     def fail(self, claimed: Claimed, error: BaseException, *, retry: bool) -> None:
         """End a job that could not be done; with `retry` RQ queues it again as often as the job allows."""
         claimed.job.failed = True
         if not retry:
             claimed.job.retries_left = 0
-        with self._ending(claimed):
-            self._finalize_failure(
-                claimed.job, claimed.queue, claimed.execution, (type(error), error, error.__traceback__)
-            )
-        self._now_idle()
+        told = (type(error), error, error.__traceback__)
+        self._end(
+            claimed, lambda: self._finalize_failure(claimed.job, claimed.queue, claimed.execution, told)
+        )
 
     def stop(self, claimed: Claimed) -> None:
         """End a job that someone stopped through RQ."""
-        with self._ending(claimed):
-            # The write that this begins with fails loudly while Redis is away; the one below only logs.
-            self.handle_execution_ended(claimed.job, claimed.queue, CLAIM_TTL_S)
-            self._stopped_job_id = claimed.id
-            self.handle_job_failure(
-                claimed.job, claimed.queue, exc_string="stopped by a command", execution=claimed.execution
-            )
-        self._now_idle()
+        self._end(claimed, lambda: self._tell_stopped(claimed))
 
-    @contextlib.contextmanager
-    def _ending(self, claimed: Claimed) -> Iterator[None]:
-        """Tell RQ an end; of a job that somebody deleted meanwhile there is none to tell, only our hold."""
-        try:
-            with translated():
-                yield
-        except (InvalidJobOperation, NoSuchJobError) as error:
-            log.warning("a job was deleted while it ran", job=claimed.id, error=str(error))
-            self.drop(claimed)
+    def _tell_stopped(self, claimed: Claimed) -> None:
+        # The write that this begins with fails loudly while Redis is away; the one below only logs.
+        self.handle_execution_ended(claimed.job, claimed.queue, CLAIM_TTL_S)
+        self._stopped_job_id = claimed.id
+        self.handle_job_failure(
+            claimed.job, claimed.queue, exc_string="stopped by a command", execution=claimed.execution
+        )
 
     def hand_back(self, claimed: Claimed) -> None:
         """Put a job back at the front of its queue, charging it no retry."""
-        with translated(), self.connection.pipeline() as pipeline:
+        self._end(claimed, lambda: self._put_back(claimed))
+
+    def _put_back(self, claimed: Claimed) -> None:
+        with self.connection.pipeline() as pipeline:
             self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
             queued_at = claimed.job.enqueued_at
             claimed.queue._enqueue_job(claimed.job, pipeline=pipeline, at_front=True)  # noqa: SLF001 - RQ's retry does the same, but charges it
             if queued_at is not None:  # its time goes on
                 pipeline.hset(claimed.job.key, "enqueued_at", utcformat(queued_at))
             pipeline.execute()
-        self._now_idle()
+
+    def _end(self, claimed: Claimed, tell: Callable[[], None]) -> None:
+        """Tell RQ a job's end if the job is still ours; else there is none to tell, only our hold ends.
+
+        Where our claim has run out, or Redis has lost it, what bears the name by now is somebody else's, or
+        has its result, or waits to be taken up again: it stays. Or somebody deleted it.
+        """
+        try:
+            with translated():
+                ours = self._is_ours(claimed)
+                if ours:
+                    tell()
+        except (InvalidJobOperation, NoSuchJobError):
+            ours = False
+        if ours:
+            self._now_idle()
+        else:
+            log.warning("a job was taken over or deleted while it ran", job=claimed.id)
+            self.drop(claimed)
+
+    def _is_ours(self, claimed: Claimed) -> bool:
+        registry = claimed.job.started_job_registry.key
+        return self.connection.zscore(registry, claimed.execution.composite_key) is not None
 
     def drop(self, claimed: Claimed) -> None:
         """Forget a job that is not ours any more: our execution of it ends, anybody else's stays."""
@@ -282,20 +297,6 @@ class JobClaims(BaseWorker):
             self.cleanup_execution(claimed.job, pipeline=pipeline, execution=claimed.execution)
             pipeline.execute()
         self._now_idle()
-
-    def acknowledge(self, claimed: Claimed) -> None:
-        """End a job that needs no result, if it is still ours.
-
-        Where our claim has run out, or Redis has lost it, what bears the name by now is somebody else's,
-        or waits to be taken up again: it stays.
-        """
-        with translated():
-            held = claimed.execution.composite_key
-            ours = self.connection.zscore(claimed.job.started_job_registry.key, held) is not None
-        if ours:
-            self.finish(claimed)
-        else:
-            self.drop(claimed)
 
     def _claim_from(self, queue: Queue) -> Claimed | None:
         """The next job of a queue, or None. One with a spoiled key keeps no other from being served."""

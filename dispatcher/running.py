@@ -249,7 +249,7 @@ class RunningJobs:
             await self._pause(PAUSE_S[0])
             await self._tell(running, self._claims.hand_back)
         else:
-            await self._tell(running, self._claims.acknowledge)
+            await self._tell(running, self._claims.finish)
             await self._queue_finaliser(running)  # nothing happens, unless Redis has lost the batch's end
 
     async def _still_kept(self, queue: str, batch_id: str) -> bool:
@@ -267,16 +267,21 @@ class RunningJobs:
         await self._bookkeeping.surely(how, running.claimed, *args, **kwargs)
 
     async def _hand_back(self, running: _Running) -> None:
-        await self._did_not_die(running)
-        await self._tell(running, self._claims.hand_back)
+        stood = await self._did_not_die(running)
+        await self._tell(running, self._claims.hand_back if stood else self._claims.drop)
 
-    async def _did_not_die(self, running: _Running) -> None:
-        """Say of a shard's claim that it ends in an orderly way, whatever becomes of its job."""
+    async def _did_not_die(self, running: _Running) -> bool:
+        """Say of a shard's claim that it ends in an orderly way, whatever becomes of its job.
+
+        False: somebody else claimed the shard meanwhile, through a job of the same name.
+        """
         running.ending = True
-        if (claim := running.claim) is not None:
-            await self._bookkeeping.until_redis_answers(
-                lambda: self._ledger.hand_back(claim, self._owner), ever=True
-            )
+        if (claim := running.claim) is None:
+            return True
+        stood = await self._bookkeeping.until_redis_answers(
+            lambda: self._ledger.hand_back(claim, self._owner), ever=True
+        )
+        return bool(stood)
 
     async def _after_shard(self, running: _Running, end: ShardEnd) -> None:
         running.ending = True
@@ -296,7 +301,7 @@ class RunningJobs:
                 await self._acknowledge_done(running)
 
     async def _acknowledge(self, running: _Running) -> None:
-        await self._tell(running, self._claims.stop if running.stop.wanted else self._claims.acknowledge)
+        await self._tell(running, self._claims.stop if running.stop.wanted else self._claims.finish)
 
     async def _acknowledge_done(self, running: _Running) -> None:
         """Acknowledge a shard that was reported done, and queue it again if Redis has lost that report.

@@ -430,6 +430,45 @@ def test_who_was_taken_over_ends_only_its_own_execution(make_claims, connection)
     assert slow.executions == {}
 
 
+ENDS = {
+    "finish": lambda claims, claimed: claims.finish(claimed, {"status_code": 500}),
+    "fail": lambda claims, claimed: claims.fail(claimed, RuntimeError("x"), retry=False),
+    "fail and retry": lambda claims, claimed: claims.fail(claimed, RuntimeError("x"), retry=True),
+    "stop": lambda claims, claimed: claims.stop(claimed),
+    "hand back": lambda claims, claimed: claims.hand_back(claimed),
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_who_was_taken_over_tells_no_end_of_a_job_that_has_its_answer(make_claims, connection, end):
+    job_id = queues.enqueue_request(connection, "default", BODY)
+    slow, fast = make_claims("slow"), make_claims("fast")
+    old = slow.claim()
+    expire_claims(connection)
+    fast.maintain()
+    fast.finish(fast.claim(), {"status_code": 200})
+    end(slow, old)
+    job = fetch(connection, job_id)
+    assert (job.get_status(), job.return_value()) == (JobStatus.FINISHED, {"status_code": 200})
+    assert [result.type for result in job.results()] == [Result.Type.SUCCESSFUL]
+    assert FailedJobRegistry("default", connection=connection).get_job_ids() == []
+    assert (waiting(connection), slow.executions) == ([], {})
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_who_was_taken_over_leaves_the_job_to_who_runs_it(make_claims, connection, end):
+    queues.enqueue_shards(connection, "default", "batch_1", [0])
+    slow, fast = make_claims("slow"), make_claims("fast")
+    old = slow.claim()
+    expire_claims(connection)
+    fast.maintain()
+    new = fast.claim()
+    end(slow, old)
+    assert fetch(connection, new.id).get_status() == JobStatus.STARTED
+    assert connection.zrange(started(connection).key, 0, -1) == [new.execution.composite_key.encode()]
+    assert (waiting(connection), slow.executions) == ([], {})
+
+
 # -- other ends ----------------------------------------------------------------------------------------------
 
 

@@ -141,7 +141,7 @@ def test_the_end_of_a_claim_that_redis_lost_leaves_the_job_of_its_name_alone(mak
     held = claims.claim()
     server.flushall()
     queues.enqueue_shards(server, "default", "batch_1", [0])
-    claims.acknowledge(held)
+    claims.finish(held)
     assert Job.fetch("batch_1-0", connection=server, serializer=JSONSerializer).get_status() == "queued"
     assert make_claims("d2").claim().id == "batch_1-0"
 
@@ -149,7 +149,7 @@ def test_the_end_of_a_claim_that_redis_lost_leaves_the_job_of_its_name_alone(mak
 def test_an_acknowledged_job_that_is_still_ours_goes(make_claims, server):
     queues.enqueue_shards(server, "default", "batch_1", [0])
     claims = make_claims()
-    claims.acknowledge(claims.claim())
+    claims.finish(claims.claim())
     assert not Job.exists("batch_1-0", connection=server)
     assert waiting(server) == []
 

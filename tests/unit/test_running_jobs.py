@@ -10,6 +10,7 @@ import pytest
 from dispatcher import jobs
 from dispatcher.batches.errors import StorageError
 from dispatcher.bookkeeping import Bookkeeping
+from dispatcher.placement import Closing
 from dispatcher.running import RunningJobs
 
 
@@ -53,6 +54,13 @@ def claimed(job_id):
         args=({},),
         kwargs={},
     )
+
+
+def claimed_shard():
+    shard = claimed("batch_1-0")
+    shard.function, shard.args = jobs.RUN_SHARD, ()
+    shard.kwargs = {"batch_id": "batch_1", "shard": 0}
+    return shard
 
 
 @pytest.fixture
@@ -114,12 +122,40 @@ async def test_a_shard_that_pauses_for_its_storage_is_handed_back_though_its_bat
     handed_back = []
     held._claims.hand_back = lambda claimed: handed_back.append(claimed.id)
     held._shards, held._ledger = Unreadable(), Cancelled()
-    shard = claimed("batch_1-0")
-    shard.function, shard.args = jobs.RUN_SHARD, ()
-    shard.kwargs = {"batch_id": "batch_1", "shard": 0}
+    shard = claimed_shard()
     async with asyncio.TaskGroup() as group:
         held.start(shard, group)
         await held._ledger.told.wait()
         await held.interrupt_unwanted()
         held._ending.set()
     assert (handed_back, len(held)) == (["batch_1-0"], 0)
+
+
+class Fenced:
+    """A ledger in which somebody else has claimed every shard meanwhile, or nobody."""
+
+    def __init__(self, stands):
+        self.stands = stands
+
+    async def hand_back(self, claim, owner):
+        return self.stands
+
+
+class Ending:
+    """Shards whose dispatcher ends while they are held."""
+
+    async def run(self, batch_id, shard, urgency, stop, hold):
+        hold("a claim")
+        raise Closing
+
+
+@pytest.mark.parametrize(("stands", "told"), [(True, "handed back"), (False, "dropped")])
+async def test_a_shard_that_somebody_else_claimed_meanwhile_is_not_queued_again(held, stands, told):
+    ends = []
+    held._claims.hand_back = lambda claimed: ends.append("handed back")
+    held._claims.drop = lambda claimed: ends.append("dropped")
+    held._shards, held._ledger = Ending(), Fenced(stands)
+    shard = claimed_shard()
+    async with asyncio.TaskGroup() as group:
+        held.start(shard, group)
+    assert ends == [told]
