@@ -70,7 +70,8 @@ class Assignment(Generic[Granted]):
         self._top_speed = 0.0
         self._scouting_since: dict[str, float] = {}
         self._scouted: frozenset[str] = frozenset()
-        self._cheapest = float("inf")
+        self._cheapest: dict[str | None, float] = {}
+        """Cost of the cheapest request for a model since none for it waited."""
         self._stranded: set[Hashable] = set()
         """Lanes for which there was no worker when they were last decided for."""
         self._apart: set[Hashable] = set()
@@ -95,7 +96,8 @@ class Assignment(Generic[Granted]):
 
     def note(self, need: Need) -> None:
         """Hear of a request that comes to wait."""
-        self._cheapest = min(self._cheapest, need.cost_tokens)
+        cheapest = self._cheapest.get(need.model, math.inf)
+        self._cheapest[need.model] = min(cheapest, need.cost_tokens)
 
     def look(self, fleet: FleetModel, speeds: Mapping[str, float], now_s: float) -> None:
         """Go by a new view of the fleet. `speeds`: tokens per second and sequence, where they are known."""
@@ -231,9 +233,11 @@ class Assignment(Generic[Granted]):
         self._rooms.clear()
         self._busy.clear()
         self._unmet.clear()
-        lanes = {lane for lane, _, _, _ in backlog.lanes()}
-        self._stranded &= lanes
-        self._apart &= lanes
+        lanes = {lane: model for lane, model, _, _ in backlog.lanes()}
+        models = set(lanes.values())
+        self._cheapest = {model: cost for model, cost in self._cheapest.items() if model in models}
+        self._stranded &= lanes.keys()
+        self._apart &= lanes.keys()
         self.without_worker = None
         if self._looked:  # all may be otherwise
             self._looked = False
@@ -298,14 +302,20 @@ class Assignment(Generic[Granted]):
         if (ends_at := self._ends_at.get(waiting.serial)) is not None:
             return ends_at - self._now_s < WORTH_IT * tokens / fastest
         if self._outlook is None:
-            self._outlook = Outlook(self._now_s, self._speeds, self._underway)
-        ends_in_s = self._outlook.wait_for(tokens, fastest, self.fleet.names_serving(waiting.need.model))
+            self._outlook = self._looked_out()
+        ends_in_s = self._outlook.wait_for(tokens, fastest, self.fleet.names_for(waiting.need))
         if ends_in_s is not None:
             self._ends_at[waiting.serial] = self._now_s + ends_in_s
         return ends_in_s is not None
 
+    def _looked_out(self) -> Outlook:
+        """When slots come free, of workers that will take something then."""
+        works = dict(zip(self.fleet.ids, self.fleet.works(self._now_s).tolist(), strict=True))
+        underway = (one for one in self._underway if works.get(one.worker_id))
+        return Outlook(self._now_s, self._speeds, underway)
+
     def _is_scout(self, need: Need) -> bool:
-        return need.cost_tokens <= _SCOUT_COST * self._cheapest
+        return need.cost_tokens <= _SCOUT_COST * self._cheapest.get(need.model, math.inf)
 
     def _asked(self, need: Need) -> Need:
         """The need as it is decided: who is scouted takes no long request while there are others."""

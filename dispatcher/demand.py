@@ -102,7 +102,7 @@ class Leaving:
             count = min(self._left[number], limit - int(fleet.leases[place]))
             if fair:
                 parts = 1 + self._rivals[demand.model, demand.urgency]
-                part = math.ceil(limit / parts)
+                part = math.ceil(limit / parts) if limit >= parts else 0  # then they take turns
                 count = min(count, self._held.get(worker, 0) - part - self._aside[worker])
             if count > 0:
                 fleet.set_aside(worker, count)

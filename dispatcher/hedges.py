@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from dispatcher.scheduler.outlook import stands_still
+
 SLOWER = 1.2
 """A second attempt goes to a worker at least so many times as fast, per sequence."""
 _WORTH_IT = 0.8
@@ -17,8 +19,6 @@ _WORTH_IT = 0.8
 _NEAR_THE_TOP = 0.8
 """Where lengths are not foretold, only workers so nearly as fast as the fastest take second attempts: its
 slots come free in a moment, a request gets but one, and it may be the longest of all."""
-STANDS_STILL = 2.0
-"""Who has not ended after so many times as long as its longest answer takes may be on a worker that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +69,25 @@ def choose(
     waiting = sorted(running, key=lambda one: (speeds.get(one.worker_id, 0.0), _progress(one, speeds, now_s)))
     hedges: list[Hedge] = []
     for one in waiting:
-        workers = fastest_first[one.may]
-        while workers and not left[workers[-1]]:
-            workers.pop()
-        if not workers:
-            continue
-        worker = workers[-1]
         idle = _stands_still(one, speeds.get(one.worker_id), now_s)
-        if _is_worth_it(one, worker, speeds, now_s, foretold=foretold, idle=idle):
+        worker = _rescuer(one, left, speeds) if idle else _fastest_left(fastest_first[one.may], left)
+        if worker is not None and _is_worth_it(one, worker, speeds, now_s, foretold=foretold, idle=idle):
             hedges.append(Hedge(one.lease, worker, idle))
             left[worker] -= 1
     return hedges
+
+
+def _fastest_left(workers: list[str], left: Mapping[str, int]) -> str | None:
+    """The last of them that has a slot left; those after it, which have none, are taken off."""
+    while workers and not left[workers[-1]]:
+        workers.pop()
+    return workers[-1] if workers else None
+
+
+def _rescuer(one: Candidate, left: Mapping[str, int], speeds: Mapping[str, float]) -> str | None:
+    """The fastest other worker with a slot left, however slow: nothing is lost by it."""
+    others = (worker for worker, count in left.items() if count and worker in one.may)
+    return max((worker for worker in others if worker != one.worker_id), key=speeds.__getitem__, default=None)
 
 
 def _fastest_first(
@@ -115,14 +123,14 @@ def _stands_still(one: Candidate, speed: float | None, now_s: float) -> bool:
 
 
 def _outlasts(one: Candidate, speed: float, now_s: float) -> bool:
-    return (now_s - one.since_s) * speed > STANDS_STILL * one.tokens
+    return stands_still(one.since_s, one.tokens, speed, now_s)
 
 
 def _is_worth_it(
     one: Candidate, worker: str, speeds: Mapping[str, float], now_s: float, *, foretold: bool, idle: bool
 ) -> bool:
     if idle:
-        return worker != one.worker_id and _outlasts(one, speeds[worker], now_s)
+        return _outlasts(one, speeds[worker], now_s)
     own = speeds[one.worker_id]
     if speeds[worker] < SLOWER * own:
         return False

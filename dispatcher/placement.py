@@ -84,7 +84,8 @@ class Placement:
         """
         if self._closing:
             raise Closing
-        self._assignment.note(need)
+        if batch_id is not None:  # what comes by itself is no measure for a batch's lines
+            self._assignment.note(need)
         granted: asyncio.Future[Held] = asyncio.get_running_loop().create_future()
         self._backlog.join(need, urgency, granted, batch_id=batch_id, share=share)
         self._wake.set()

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import re
+import time
+from collections.abc import Callable
 
 from dispatcher.speeds import Speeds
 from workers import keys
@@ -24,21 +26,25 @@ _TOLD = re.compile(r"rate=(\d+(?:\.\d+)?(?:e[+-]?\d+)?) at=(\d+(?:\.\d+)?)")
 class SharedSpeeds:
     """One dispatcher's part in it."""
 
-    def __init__(self, client: AsyncRedis, speeds: Speeds) -> None:
+    def __init__(
+        self, client: AsyncRedis, speeds: Speeds, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
         self._scripts = Scripts(client, "dispatcher")
         self._speeds = speeds
+        self._clock = clock
 
     async def tell(self) -> None:
         """Tell what is new since the last time; what cannot be told is told the next time."""
-        news = self._speeds.news()
+        now_s = self._clock()
+        news = self._speeds.news(now_s)
         if not news:
             return
         args: list[str | int | float | bytes] = [TTL_S]
         for worker, speed in news.items():
             args += [worker, repr(speed)]
         await self._scripts.run("note_speeds", [keys.SPEEDS.of()], args)
-        self._speeds.told(news)
+        self._speeds.told(news, now_s)
 
     async def listen(self, now_s: float) -> None:
         """Learn what others told lately. `now_s`: Redis' clock. What nobody of us wrote is not heard."""

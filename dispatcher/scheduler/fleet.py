@@ -156,6 +156,14 @@ class FleetModel:
         serving = self.serving(model)
         return free if serving is None else free & serving
 
+    def works(self, now_s: float) -> Mask:
+        """Who takes requests as far as is known, with or without room: who is ready, and kept away from by
+        neither its breaker nor a deferral.
+        """
+        if self.calm_from_s <= now_s:
+            return self.ready
+        return self.ready & (np.maximum(self.breaker_until, self.deferred_until) <= now_s)
+
     def free_slots(self, worker_id: str) -> int:
         """How many more leases a worker's limit allows now."""
         place = self._index[worker_id]

@@ -8,7 +8,7 @@ worker with room is worth to `scorers`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,13 @@ from dispatcher.scheduler.question import Mask
 
 WORTH_IT = 0.9
 """Waiting must end at most at this part of the time that going now takes: estimates are rough."""
+STANDS_STILL = 2.0
+"""What has not ended after so many times as long as its longest answer takes may be on one that hangs."""
+
+
+def stands_still(since_s: float, tokens: int, speed: float, now_s: float) -> bool:
+    """Whether a request of so many tokens at most, at so many per second, should have ended long ago."""
+    return (now_s - since_s) * speed > STANDS_STILL * tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,10 @@ class Outlook:
     """
 
     def __init__(self, now_s: float, speeds: Mapping[str, float], underway: Iterable[Underway]) -> None:
-        """`speeds`: tokens per second and sequence, of the workers whose speed is known."""
+        """`speeds`: tokens per second and sequence, of the workers whose speed is known.
+
+        A slot whose request stands still is not expected to come free.
+        """
         self._speeds = speeds
         self._place = {worker: place for place, worker in enumerate(speeds)}
         self._token_s = np.array([1.0 / speed for speed in speeds.values()])
@@ -44,18 +54,19 @@ class Outlook:
         """By worker: in how many seconds its slots come free, the soonest last."""
         for one in underway:
             place = self._place.get(one.worker_id)
-            if place is not None:
-                end_s = one.since_s + one.tokens / speeds[one.worker_id]
+            speed = speeds.get(one.worker_id, 0.0)
+            if place is not None and not stands_still(one.since_s, one.tokens, speed, now_s):
+                end_s = one.since_s + one.tokens / speed
                 self._free_in[place].append(max(0.0, end_s - now_s))
         for free_in in self._free_in:
             free_in.sort(reverse=True)
         self._soonest = np.array([free_in[-1] if free_in else math.inf for free_in in self._free_in])
         self._with_room: Sequence[str] | None = None
         self._fastest_with_room: float | None = None
-        self._served_by: Sequence[str] | None = None
+        self._served_by: Collection[str] | None = None
         self._elsewhere: Mask | None = None
 
-    def better_waits(self, tokens: int, with_room: Sequence[str], served_by: Sequence[str]) -> bool:
+    def better_waits(self, tokens: int, with_room: Sequence[str], served_by: Collection[str]) -> bool:
         """Whether a request of so many tokens finishes sooner by waiting for one of `served_by`.
 
         `with_room`: workers that could take it now. One of unknown speed among them is worth trying: no.
@@ -64,7 +75,7 @@ class Outlook:
         fastest = self._fastest(with_room)
         return fastest is not None and self.wait_for(tokens, fastest, served_by) is not None
 
-    def wait_for(self, tokens: int, fastest: float, served_by: Sequence[str]) -> float | None:
+    def wait_for(self, tokens: int, fastest: float, served_by: Collection[str]) -> float | None:
         """In how many seconds a request ends that waits for the best slot; None: it had better go now.
 
         `fastest`: speed of the fastest worker that has room.
@@ -92,7 +103,7 @@ class Outlook:
             self._fastest_with_room = max(known) if known and len(known) == len(speeds) else None
         return self._fastest_with_room
 
-    def _not_among(self, served_by: Sequence[str]) -> Mask | None:
+    def _not_among(self, served_by: Collection[str]) -> Mask | None:
         """Places of the workers that do not serve the request; None: all do."""
         if served_by is not self._served_by:
             elsewhere = np.ones(len(self._free_in), dtype=bool)

@@ -61,7 +61,7 @@ def _spec(picker: str, **weights: float) -> StrategySpec:
 DEFAULTS = {
     "chat": _spec("p2c", queue=3, kv=2, inflight=2, load=2, weight=1, session=3),
     "batch": _spec("max-score", queue=1, kv=1, inflight=3, load=3, speed=8, weight=1, session=1),
-    LONG_CONTEXT: _spec("max-score", queue=2, kv=4, inflight=1, load=3, weight=1, session=0),
+    LONG_CONTEXT: _spec("max-score", queue=2, kv=4, inflight=1, load=3, speed=4, weight=1, session=0),
 }
 
 

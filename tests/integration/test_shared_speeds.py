@@ -27,7 +27,7 @@ async def test_what_one_dispatcher_saw_another_knows_until_it_sees_itself(valkey
     assert other.of(worker("a:1", load=None)) == 50.0
     other.saw("a:1", 100, 1.0)
     assert other.of(worker("a:1", load=None)) == 100.0
-    assert other.news() == {"a:1": 100.0}  # what it only heard of it does not tell on
+    assert other.news(0.0) == {"a:1": 100.0}  # what it only heard of it does not tell on
 
 
 async def test_what_was_told_long_ago_is_not_believed_and_goes(valkey):

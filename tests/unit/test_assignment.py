@@ -257,6 +257,38 @@ def test_what_one_makes_way_for_does_not_hold_up_its_own_urgent_requests():
     assert desk.go() == [(30, "fast"), (20, "fast")]
 
 
+def test_nobody_waits_for_a_worker_that_will_take_nothing():
+    desk = Desk(slow=4, fast=1)
+    desk.fill("fast")
+    desk.come(400)
+    assert desk.go(FULL) == []
+    desk.ready(fast=False)
+    desk.look()
+    assert desk.go(FULL) == [(400, "slow")]
+
+
+def test_nobody_waits_for_a_worker_that_the_request_does_not_fit():
+    desk = Desk(slow=4, fast=1)
+    desk.fit("fast", 100)
+    desk.fill("fast")
+    desk.come(400)
+    assert desk.go(FULL) == [(400, "slow")]
+
+
+def test_nobody_waits_for_a_worker_that_stands_still(desk):
+    desk.come(400)
+    assert desk.go(FULL, now_s=4.1) == [(400, "slow")]
+
+
+def test_a_tiny_request_of_long_ago_is_no_measure_for_scouts():
+    desk = Desk({}, new=16)
+    desk.come(1)
+    assert desk.go() == [(1, "new")]
+    assert desk.go() == []
+    desk.come(1000, 10, 10)
+    assert desk.go() == [(10, "new"), (10, "new")]
+
+
 def test_who_waits_for_the_one_worker_that_fits_keeps_no_others_from_coming():
     desk = Desk(SPEEDS, slow=64, fast=4)
     desk.fit("slow", 100)

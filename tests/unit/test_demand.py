@@ -57,6 +57,12 @@ def test_what_the_pass_left_is_free_again_at_its_end():
     assert room(model) == {"slow:1": 4, "fast:1": 4}
 
 
+def test_of_a_worker_with_fewer_slots_than_who_want_it_they_take_turns():
+    courtesy = Courtesy([(Demand("llama", 1, 5),)], {"fast:1": 1})
+    assert left(courtesy, fleet(fast=(1, 0)), 1)["fast:1"] == 0
+    assert left(Courtesy([(Demand("llama", 1, 5),)]), fleet(fast=(1, 0)), 1)["fast:1"] == 1
+
+
 def test_between_equals_each_has_its_part_of_every_worker():
     courtesy = Courtesy([(Demand("llama", 1, 50),)], {"slow:1": 2, "fast:1": 7})
     assert left(courtesy, fleet(slow=(4, 3), fast=(8, 7)), 1) == {"slow:1": 1, "fast:1": 0}

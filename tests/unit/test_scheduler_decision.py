@@ -144,6 +144,17 @@ def test_one_request_running_fast_loses_no_requests_to_twenty_running_slowly():
     assert picks.count("small") > picks.count("crowded")
 
 
+@pytest.mark.parametrize("strategy", ["batch", "long-context"])
+def test_the_longest_lines_go_to_a_worker_that_is_much_faster_though_it_has_more_to_do(strategy):
+    fast = worker("fast", limit=4, leases=2, load=idle_load(kv_usage_max=0.3, capacity_rate=320.0))
+    slow = worker("slow", limit=4, load=idle_load(capacity_rate=40.0))
+    fleet = FleetModel(view(fast, slow), speeds={"fast": 80.0, "slow": 10.0})
+    of = Strategy.of(strategy, DEFAULTS[strategy])
+    decision = decide(need(cost_tokens=10_000), fleet, of, Random(1), NOW_S)
+    assert isinstance(decision, Chosen)
+    assert decision.pick == "fast"
+
+
 def test_over_the_ceiling_everybody_is_still_used():
     full = idle_load(kv_usage_max=0.95)
     decision = ask(worker("a", load=full), worker("b", load=full, leases=4))

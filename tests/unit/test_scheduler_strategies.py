@@ -46,7 +46,14 @@ def test_weights_are_parts_of_the_whole_and_a_weight_of_nothing_is_left_out():
     strategy = Strategy.of("long-context", DEFAULTS["long-context"])
     shares = {scorer.name: share for scorer, share in strategy.shares}
     assert shares == pytest.approx(
-        {"queue": 2 / 11, "kv": 4 / 11, "inflight": 1 / 11, "load": 3 / 11, "weight": 1 / 11}
+        {
+            "queue": 2 / 15,
+            "kv": 4 / 15,
+            "inflight": 1 / 15,
+            "load": 3 / 15,
+            "speed": 4 / 15,
+            "weight": 1 / 15,
+        }
     )
 
 

@@ -54,6 +54,13 @@ def test_slots_of_workers_that_could_not_take_a_request_are_nothing_to_it(foreto
     assert Hedge("c", "faster") in hedges
 
 
+@pytest.mark.parametrize("foretold", [True, False])
+def test_what_stands_still_on_the_fastest_worker_with_room_goes_to_another(foretold):
+    standing = running("a", worker="faster", tokens=1000)
+    free = {"fast": 1, "faster": 2}
+    assert chosen([standing], free, now_s=51, foretold=foretold) == [Hedge("a", "fast", idle=True)]
+
+
 def test_who_hangs_is_rescued_by_a_worker_of_its_own_model():
     silent = running("a", worker="unknown", may={"unknown", "fast"})
     assert chosen([silent], {"faster": 4, "fast": 1}, now_s=51) == [Hedge("a", "fast", idle=True)]

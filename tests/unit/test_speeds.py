@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.scheduler.outlook import Outlook, Underway
-from dispatcher.speeds import Speeds
+from dispatcher.speeds import RETELL_S, Speeds
 from tests.fleets import idle_load, worker
 
 
@@ -65,6 +67,51 @@ def test_nobody_waits_for_a_worker_that_does_not_serve_the_model():
     assert not outlook(2.0).better_waits(400, ["slow"], ["slow"])
 
 
-def test_an_answer_that_is_overdue_is_expected_now():
-    seen = Outlook(100.0, SPEEDS, [Underway("fast", 0.0, 40)])
-    assert seen.better_waits(400, ["slow"], ["slow", "fast"])
+def test_an_answer_that_is_overdue_is_expected_now_but_none_that_stands_still():
+    for now_s, waits in ((1.9, True), (2.1, False)):
+        seen = Outlook(now_s, SPEEDS, [Underway("fast", 0.0, 40)])
+        assert seen.better_waits(400, ["slow"], ["slow", "fast"]) is waits
+
+
+def test_only_ceilings_foretell_lengths():
+    speeds = Speeds()
+    for _ in range(50):
+        speeds.saw("a", 100, 1.0, allowed=None)
+    assert not speeds.foretold
+    for _ in range(50):
+        speeds.saw("a", 500, 1.0, allowed=None)
+        speeds.saw("a", 100, 1.0, allowed=600)
+    assert not speeds.foretold
+
+
+def test_the_mean_of_the_first_answers_is_their_mean():
+    speeds = Speeds()
+    assert speeds.mean_answer == 0
+    speeds.saw("a", 100, 1.0)
+    assert speeds.mean_answer == 100
+    speeds.saw("b", 300, 1.0)
+    assert speeds.mean_answer == pytest.approx(200, rel=0.02)
+
+
+def test_what_was_learned_of_an_engine_counts_little_for_the_next_behind_its_address():
+    speeds, first = Speeds(), worker("a", load=None)
+    for _ in range(50):
+        speeds.saw("a", 1000, 10.0)
+    assert speeds.of(first) == pytest.approx(100.0)
+    second = replace(first, incarnation=2)
+    assert speeds.of(second) == pytest.approx(100.0)
+    for _ in range(2):
+        speeds.saw("a", 1000, 100.0)
+    assert speeds.of(second) < 20.0
+
+
+def test_a_speed_that_stays_the_same_is_told_again_before_it_is_too_old():
+    speeds = Speeds()
+    speeds.saw("a", 100, 1.0)
+    speeds.told(speeds.news(0.0), 0.0)
+    assert not speeds.news(RETELL_S)
+    speeds.saw("a", 100, 1.0)
+    assert not speeds.news(RETELL_S - 1)
+    assert speeds.news(RETELL_S) == {"a": 100.0}
+    speeds.told({"a": 100.0}, RETELL_S)
+    assert not speeds.news(3 * RETELL_S)
