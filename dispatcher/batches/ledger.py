@@ -7,6 +7,7 @@ are `storage`'s. Every method raises StoreUnavailable when Redis does not answer
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,8 @@ from workers.scripts import Scripts
 
 _ENTRIES_AT_ONCE = 500
 _COUNTS = ("queue", "status", "total", "completed", "failed")
+_CALL_BYTES = 4
+"""Of the word that tells one call for a claim from the next: kept for each shard, so it is short."""
 _SHARD_FIELD = re.compile(r"(\w+)=(\S+)")
 
 
@@ -121,7 +124,9 @@ class Ledger:
     async def claim(self, batch_id: str, shard: int, owner: str) -> Claim | str:
         """Claim a shard, or the batch's status ('' when it is gone) when it is not in progress."""
         number, status, text = await self._scripts.run(
-            "claim_shard", [keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id)], [shard, owner]
+            "claim_shard",
+            [keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id)],
+            [shard, owner, secrets.token_hex(_CALL_BYTES)],
         )
         if not int(number):
             return str(status)

@@ -1,7 +1,7 @@
 -- A shard's line of text, read into a table and written again; what is empty is left out.
--- claim=3 state=running by=NAME died=1,2 group=0-19@2 alone=2 completed=17 failed=0 prompt=5120 completion=2048 cost=6400
+-- claim=3 state=running by=NAME call=9f3c01ab died=1,2 group=0-19@2 alone=2 completed=17 failed=0 prompt=5120 completion=2048 cost=6400
 
-local shard_words = {'claim', 'state', 'by', 'died', 'group', 'alone',
+local shard_words = {'claim', 'state', 'by', 'call', 'died', 'group', 'alone',
                      'completed', 'failed', 'prompt', 'completion', 'cost'}
 
 local function read_shard(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import replace
 
 import fakeredis
@@ -122,12 +123,42 @@ async def test_a_claim_that_nobody_handed_back_has_died(ledger):
     assert await died(ledger, shard=1) == Past()
 
 
+async def claim_by(ledger, call, owner="a"):
+    """The number and the past of the claim that a call makes."""
+    key_names = [keys.BATCH.of(BATCH), keys.BATCH_SHARDS.of(BATCH)]
+    number, _, text = await ledger._scripts.run("claim_shard", key_names, [0, owner, call])
+    return int(number), Past.read(dict(re.findall(r"(\w+)=(\S+)", text)))
+
+
+async def test_a_claim_that_is_repeated_is_the_same_one_and_none_has_died(ledger):
+    """The client repeats a call whose answer was lost."""
+    for _ in range(3):
+        assert await claim_by(ledger, "first") == (1, Past())
+    for _ in range(3):
+        assert await claim_by(ledger, "second") == (2, Past(died=1))
+    await ledger.progress(Claim(BATCH, 0, 2), "a", Tally(completed=10), done=True)
+    for _ in range(3):
+        assert await claim_by(ledger, "third") == (3, Past(died=1))
+
+
+async def test_a_claim_that_was_handed_back_is_never_given_again(ledger):
+    await claim_by(ledger, "first")
+    await ledger.hand_back(Claim(BATCH, 0, 1), "a")
+    assert await claim_by(ledger, "first") == (2, Past())
+
+
+async def test_each_claim_is_a_call_of_its_own(ledger):
+    assert [(await ledger.claim(BATCH, 0, "a")).number for _ in range(3)] == [1, 2, 3]
+
+
 async def test_deaths_survive_reports_and_are_kept_in_words(ledger):
     await ledger.claim(BATCH, 0, "a")
     claim = await ledger.claim(BATCH, 0, "b")
     await ledger.progress(claim, "b", Tally(completed=3, cost=30), done=False)
     text = await ledger.client.hget(keys.BATCH_SHARDS.of(BATCH), "0")
-    assert text == "claim=2 state=running by=b died=1 completed=3 failed=0 prompt=0 completion=0 cost=30"
+    assert re.sub(r"call=[0-9a-f]{8} ", "", text) == (
+        "claim=2 state=running by=b died=1 completed=3 failed=0 prompt=0 completion=0 cost=30"
+    )
     await ledger.hand_back(claim, "b")
     await ledger.progress(claim, "b", Tally(completed=4), done=False)  # the last report comes late
     assert await died(ledger) == Past(died=1)
