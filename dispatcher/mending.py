@@ -9,7 +9,8 @@ batches back that Redis knows nothing of any more. Queues and records of jobs ar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import structlog
 
@@ -23,10 +24,14 @@ from workers.connection import SyncRedis
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 _GRACE_S = 5.0
 """How long after its deadline a batch is left to those who hold its shards: they answer what is late."""
 LOOK_S = 15.0
 """From one look to the next, in seconds. What is missing twice in a row is queued again."""
+_AT_ONCE = 200
+"""Jobs that one step of the bookkeeping drops or queues, a few round trips each: heartbeats go in between."""
 
 
 class Mending:
@@ -46,7 +51,8 @@ class Mending:
             again = sorted(lost & self._missing.get(queue, frozenset()))
             if again:
                 log.warning("jobs were lost, and are queued again", queue=queue, jobs=len(again))
-                await self._bookkeeping.step(queues.enqueue_again, self._rq_redis, queue, again)
+                for some in _in_parts(again):
+                    await self._bookkeeping.step(queues.enqueue_again, self._rq_redis, queue, some)
         self._missing = missing
 
     async def _look(self) -> dict[str, frozenset[BatchJob]]:
@@ -74,7 +80,9 @@ class Mending:
         )
         if status == BatchStatus.CANCELLING:
             log.warning("a batch's time is over", batch=entry.id, shards_done=entry.shards_done)
-            await self._bookkeeping.step(queues.call_off, self._rq_redis, entry.queue, entry.id, entry.shards)
+            for some in _in_parts(range(entry.shards)):
+                await self._bookkeeping.step(queues.drop_shards, self._rq_redis, entry.queue, entry.id, some)
+            await self._bookkeeping.step(queues.enqueue_finalise, self._rq_redis, entry.queue, entry.id)
 
     async def _wanted(self, entry: Entry) -> Iterable[BatchJob]:
         """The jobs that there must be for a batch to go on."""
@@ -87,6 +95,10 @@ class Mending:
                 return [BatchJob(entry.id, None)]
             case _:  # ended, or still with whoever submits it
                 return ()
+
+
+def _in_parts(jobs: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (jobs[start : start + _AT_ONCE] for start in range(0, len(jobs), _AT_ONCE))
 
 
 def _overdue(entry: Entry, now_s: float) -> bool:

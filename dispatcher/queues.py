@@ -230,6 +230,8 @@ def drop_shards(connection: SyncRedis, name: str, batch_id: str, shards: Iterabl
 def call_off(connection: SyncRedis, name: str, batch_id: str, shards: int) -> None:
     """Drop what waits of a batch that is cancelling, and queue its end: the finaliser answers lines that
     nobody holds any more; what runs is its dispatcher's business. Raises StoreUnavailable.
+
+    Takes several round trips a shard: who has heartbeats to send does it in parts (`mending`).
     """
     drop_shards(connection, name, batch_id, range(shards))
     enqueue_finalise(connection, name, batch_id)
