@@ -98,7 +98,7 @@ class FleetModel:
     def _read_leases(self, workers: list[WorkerView]) -> None:
         self.leases = _column(workers, lambda worker: worker.leases)
         self.leases_total = float(self.leases.sum())
-        self.limit = _column(workers, lambda worker: max(1, worker.limit))
+        self.limit = _column(workers, _limit)
         self.leases_since = _column(workers, lambda worker: worker.leases_since_sample)
         self.tokens_since = _column(workers, lambda worker: worker.tokens_since_sample)
 
@@ -276,6 +276,12 @@ class FleetModel:
 def key_hash(text: str) -> int:
     """64 bits that depend on the text only: the same in every process."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _limit(worker: WorkerView) -> float:
+    """Leases that it may have now: one more than it has, a trial, where its breaker is not closed."""
+    limit = max(1, worker.limit)
+    return limit if worker.breaker is BreakerState.CLOSED else min(limit, worker.leases + 1)
 
 
 def _id(worker: WorkerView) -> str:

@@ -122,3 +122,18 @@ def test_an_open_breaker_counts_until_it_may_be_tried_and_another_does_not():
 def test_ages_that_contradict_each_other_are_refused():
     with pytest.raises(ValueError, match="dead_after_s"):
         FleetModel(view(), stale_after_s=10, dead_after_s=3)
+
+
+@pytest.mark.parametrize(
+    ("state", "leases", "room"),
+    [
+        (BreakerState.CLOSED, 0, 16),
+        (BreakerState.HALF_OPEN, 0, 1),
+        (BreakerState.HALF_OPEN, 3, 1),
+        (BreakerState.OPEN, 0, 1),
+        (BreakerState.HALF_OPEN, 16, 0),
+    ],
+)
+def test_a_worker_whose_breaker_is_not_closed_has_room_for_a_trial_and_no_more(state, leases, room):
+    fleet = FleetModel(view(worker(breaker=state, leases=leases)))
+    assert fleet.free_slots("a:1") == room
