@@ -37,17 +37,24 @@ class Exporter(Collector):
             buckets=_LATENCY_BUCKETS,
             registry=self.registry,
         )
+        self._outcomes: dict[str, set[str]] = {}
+        """What stands on the page, by worker."""
+        self._missed: set[str] = set()
+        """Workers on the page that were gone at the last scrape."""
         self.registry.register(self)
 
     def saw(self, seen: Seen) -> None:
         """Count an attempt that ended."""
         worker = seen.held.worker_id
-        self._attempts.labels(worker, seen.outcome.label.value).inc()
+        outcome = seen.outcome.label.value
+        self._outcomes.setdefault(worker, set()).add(outcome)
+        self._attempts.labels(worker, outcome).inc()
         if seen.elapsed_s:
             self._latency.labels(worker).observe(seen.elapsed_s)
 
     def collect(self) -> Iterable[Metric]:
         """What stands now."""
+        self._drop_the_gone()
         yield _gauge(
             "forebay_dispatcher_in_flight", "Leases that this dispatcher holds.", self._placement.in_flight
         )
@@ -66,6 +73,15 @@ class Exporter(Collector):
         )
         if (seen := self._survey()) is not None:
             yield from _of_survey(seen)
+
+    def _drop_the_gone(self) -> None:
+        """Take workers off the page that two scrapes in a row found gone: addresses may be new every day."""
+        gone = self._outcomes.keys() - self._placement.workers
+        for worker in gone & self._missed:
+            for outcome in self._outcomes.pop(worker):
+                self._attempts.remove(worker, outcome)
+            self._latency.remove(worker)
+        self._missed = gone
 
 
 def _of_survey(seen: Survey) -> Iterable[Metric]:

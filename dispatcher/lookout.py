@@ -85,6 +85,7 @@ class Lookout:
         view = await self._store.view()
         self._seen_at, self._redis_s, self.outdated = self._clock(), view.now_s, False
         self.workers = {worker.id: worker for worker in view.workers}
+        self._learned.keep_only(self.workers.keys())
         self.speeds = await self._know_speeds(view)
         if self._witness is not None:
             self._witness.look(view.workers, view.now_s)

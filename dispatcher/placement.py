@@ -169,6 +169,11 @@ class Placement:
         return self._assignment.others_idle(self._backlog, self._lookout.now())
 
     @property
+    def workers(self) -> Collection[str]:
+        """Ids of the workers that there are, as they were seen last."""
+        return self._lookout.workers.keys()
+
+    @property
     def waiting(self) -> int:
         """Requests that wait for a lease."""
         return len(self._backlog)

@@ -7,7 +7,7 @@ is *unknown*, and only scouts go there (`placement`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from workers.fleet import WorkerView
@@ -113,6 +113,12 @@ class Speeds:
             return None
         rate = load.token_rate or load.gen_throughput
         return rate / load.running if rate else None
+
+    def keep_only(self, workers: Collection[str]) -> None:
+        """Forget all others: they are gone."""
+        for gone in self._sums.keys() - workers:
+            del self._sums[gone]
+            self._told.pop(gone, None)
 
     def hear(self, speeds: Mapping[str, float]) -> None:
         """Know what others have seen, until they are seen here."""

@@ -126,7 +126,7 @@ def _of_monitor() -> list[Metric]:
 
 def _of_dispatcher() -> list[Metric]:
     placement: Any = SimpleNamespace(
-        in_flight=1, waiting=1, without_worker=None, hedging=SimpleNamespace(made=1)
+        in_flight=1, waiting=1, without_worker=None, hedging=SimpleNamespace(made=1), workers=set()
     )
     looked = Survey(jobs={"low": 1}, batches={"in_progress": 1}, lines_left=1, in_trouble=0)
     exporter = dispatcher_exporter.Exporter(placement, lambda: looked)

@@ -39,6 +39,17 @@ async def test_what_was_told_long_ago_is_not_believed_and_goes(valkey):
     assert other.of(worker("a:1", load=None)) is None
 
 
+async def test_what_was_told_long_ago_goes_while_others_tell(valkey):
+    long_ago = await now_of(valkey) - TTL_S - 1
+    old = {f"gone:{number}": f"rate=5 at={long_ago:.6f}" for number in range(20)}
+    await valkey.hset(keys.SPEEDS.of(), mapping=old | {"what": "else"})
+    for number in range(200):
+        speeds = Speeds()
+        speeds.saw(f"a:{number % 4}", 100, 2.0)
+        await SharedSpeeds(valkey, speeds).tell()
+    assert set(await valkey.hkeys(keys.SPEEDS.of())) == {f"a:{number}" for number in range(4)}
+
+
 async def test_only_news_is_told(valkey):
     speeds = Speeds()
     shared_speeds = SharedSpeeds(valkey, speeds)

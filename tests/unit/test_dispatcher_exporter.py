@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 
 from dispatcher.exporter import Exporter
 from dispatcher.server import LoopDoor, serving
@@ -21,7 +22,7 @@ SURVEY = Survey(jobs={"high": 0, "low": 7}, batches={"in_progress": 2}, lines_le
 
 def exporter(seen: Survey | None = SURVEY) -> Exporter:
     placement: Any = SimpleNamespace(
-        in_flight=1, waiting=2, without_worker=None, hedging=SimpleNamespace(made=3)
+        in_flight=1, waiting=2, without_worker=None, hedging=SimpleNamespace(made=3), workers={"a:1"}
     )
     return Exporter(placement, lambda: seen)
 
@@ -52,6 +53,27 @@ def test_the_page_is_served_at_the_address_that_is_set_and_at_no_other():
             page("127.0.0.1", port)
     with pytest.raises(urllib.error.URLError, match="refused"):
         page("127.0.0.2", port)
+
+
+def ended(worker: str, outcome: str = "ok") -> Any:
+    return SimpleNamespace(
+        held=SimpleNamespace(worker_id=worker),
+        outcome=SimpleNamespace(label=SimpleNamespace(value=outcome)),
+        elapsed_s=1.0,
+    )
+
+
+def test_a_worker_that_two_scrapes_found_gone_leaves_the_page():
+    told = exporter()
+    for worker, outcome in (("a:1", "ok"), ("gone:1", "ok"), ("gone:1", "busy")):
+        told.saw(ended(worker, outcome))
+    pages = [generate_latest(told.registry).decode() for _ in range(3)]
+    assert ["gone:1" in text for text in pages] == [True, True, False]
+    assert 'forebay_attempts_total{outcome="ok",worker="a:1"} 1.0' in pages[-1]
+    told.saw(ended("gone:1"))
+    assert (
+        'forebay_attempts_total{outcome="ok",worker="gone:1"} 1.0' in generate_latest(told.registry).decode()
+    )
 
 
 def test_without_a_port_there_is_no_page():

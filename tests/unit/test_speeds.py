@@ -73,6 +73,17 @@ def test_an_answer_that_is_overdue_is_expected_now_but_none_that_stands_still():
         assert seen.better_waits(400, ["slow"], ["slow", "fast"]) is waits
 
 
+def test_of_workers_that_are_gone_nothing_is_kept():
+    speeds = Speeds()
+    for name in ("a", "b"):
+        speeds.saw(name, 100, 1.0)
+    speeds.told(speeds.news(0.0), 0.0)
+    speeds.keep_only({"a"})
+    assert (speeds.has_seen("a"), speeds.has_seen("b")) == (True, False)
+    speeds.saw("a", 1000, 1.0)
+    assert set(speeds.news(0.0)) == {"a"}
+
+
 def test_only_ceilings_foretell_lengths():
     speeds = Speeds()
     for _ in range(50):
