@@ -8,7 +8,10 @@ does not answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+from pydantic import ValidationError
 
 from dispatcher.records import DecisionRecord
 from workers import keys
@@ -23,6 +26,12 @@ TTL_S = 86_400.0
 _AT_ONCE = 500
 """Names of the index looked at in one step."""
 _SPECIAL = re.compile(r"([*?\[\]\\^-])")
+
+OnUnreadable = Callable[[str], object]
+
+
+def _nobody_asks(request_id: str) -> None:
+    """What is left out is left out in silence."""
 
 
 class Archive:
@@ -53,8 +62,13 @@ class Archive:
             names = [str(name) for name in await self._client.zrange(keys.DECISIONS.of(), 0, -1)]
         return [_request_of(name) for name in names if batch_id in (None, _batch_of(name))]
 
-    async def of_requests(self, request_ids: Sequence[str]) -> list[list[DecisionRecord]]:
-        """The last attempts of each of these requests, oldest first; empty for one that has none."""
+    async def of_requests(
+        self, request_ids: Sequence[str], on_unreadable: OnUnreadable = _nobody_asks
+    ) -> list[list[DecisionRecord]]:
+        """The last attempts of each of these requests, oldest first; empty for one that has none.
+
+        A record that this version cannot read is left out; `on_unreadable` is called with its request's id.
+        """
         if not request_ids:
             return []
         with translated():
@@ -62,17 +76,22 @@ class Archive:
                 for request_id in request_ids:
                     pipeline.zrange(keys.DECISION.of(request_id), 0, -1)
                 found = await pipeline.execute()
-        return [[DecisionRecord.model_validate_json(text) for text in texts] for texts in found]
+        return [
+            list(_readable(texts, partial(on_unreadable, request_id)))
+            for request_id, texts in zip(request_ids, found, strict=True)
+        ]
 
-    async def find(self, name: str, batch_id: str | None = None) -> list[list[DecisionRecord]]:
+    async def find(
+        self, name: str, batch_id: str | None = None, on_unreadable: OnUnreadable = _nobody_asks
+    ) -> list[list[DecisionRecord]]:
         """The last attempts of the requests that a name means, oldest first; the newest request first.
 
         The name is a request's id (for an inline request its job's), else a custom_id, which several batches
-        may have; `batch_id` narrows it to one.
+        may have; `batch_id` narrows it to one. `on_unreadable` as in `of_requests`.
         """
-        found = await self.of_requests([name])
+        found = await self.of_requests([name], on_unreadable)
         if not found[0]:
-            found = await self.of_requests(await self._named(name, batch_id))
+            found = await self.of_requests(await self._named(name, batch_id), on_unreadable)
         return [
             records
             for records in found
@@ -89,6 +108,14 @@ class Archive:
             async for name, at in self._client.zscan_iter(keys.DECISIONS.of(), match=pattern, count=_AT_ONCE):
                 found[_request_of(str(name))] = float(at)
         return sorted(found, key=found.__getitem__, reverse=True)
+
+
+def _readable(texts: Iterable[str], otherwise: Callable[[], object]) -> Iterator[DecisionRecord]:
+    for text in texts:
+        try:
+            yield DecisionRecord.model_validate_json(text)
+        except ValidationError:
+            otherwise()
 
 
 def _name(record: DecisionRecord) -> str:

@@ -36,13 +36,15 @@ class Finaliser:
         behind.
 
         Raises ShardsLeftError when shards have to be run first, as when results have vanished from the
-        storage (the batch is in progress then), and StorageError.
+        storage (the batch is in progress then), StorageError, and UnreadableRecordError, before anything is
+        changed.
         """
         entry = await self._ledger.entry(batch_id)
         if entry is None:
             return
-        if BatchStatus(entry.status).final:
-            await asyncio.to_thread(_mend_record, self._storage.files(batch_id), record_of(entry).to_json())
+        record = record_of(entry)  # first: whoever cannot write the record of its end must not end it
+        if entry.ended:
+            await asyncio.to_thread(_mend_record, self._storage.files(batch_id), record.to_json())
             return
         if entry.status == BatchStatus.IN_PROGRESS and entry.shards_done < entry.shards:
             done = await self._ledger.shards_done(batch_id)

@@ -86,14 +86,14 @@ class Mending:
 
     async def _wanted(self, entry: Entry) -> Iterable[BatchJob]:
         """The jobs that there must be for a batch to go on."""
-        match BatchStatus(entry.status):
+        match entry.status:
             case BatchStatus.IN_PROGRESS:
                 done = await self._ledger.shards_done(entry.id)
                 left = [shard for shard in range(entry.shards) if shard not in done]
                 return [BatchJob(entry.id, shard) for shard in left] or [BatchJob(entry.id, None)]
             case BatchStatus.FINALIZING | BatchStatus.CANCELLING:
                 return [BatchJob(entry.id, None)]
-            case _:  # ended, or still with whoever submits it
+            case _:  # ended, still with whoever submits it, or of a newer version
                 return ()
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from dispatcher.outcome import Label
 from dispatcher.scheduler.decision import CandidateScores, Chosen, Explanation
@@ -21,6 +22,8 @@ LARGE_BATCH = 1000
 _LARGE_BATCH_SAMPLE = 0.01
 MOST_NAMES = 16
 """Workers named by a record, of each filter's and of the candidates: a fleet may have a thousand."""
+
+_OR_TEXT = Field(union_mode="left_to_right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +48,21 @@ class Sighting:
     elapsed_s: float
 
 
-class Dropped(BaseModel):
-    """Whom a filter dropped: how many, and the first `MOST_NAMES` of them."""
+class _Kept(BaseModel):
+    """What is read back may be of a newer version: a field that is not known here is left out."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Dropped(_Kept):
+    """Whom a filter dropped: how many, and the first `MOST_NAMES` of them."""
 
     count: int
     workers: tuple[str, ...]
 
 
-class DecisionRecord(BaseModel):
+class DecisionRecord(_Kept):
     """One attempt. Times are in seconds."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     request_id: str
     custom_id: str
@@ -100,8 +105,9 @@ class DecisionRecord(BaseModel):
     """The first choice; None when nothing was scored."""
     worker: str
     """Who gave the lease, and was sent the request: another than the pick if that refused."""
-    outcome: Label
-    verdict: Verdict
+    outcome: Annotated[Label | str, _OR_TEXT]
+    """Text, here and below, is a word of a newer version."""
+    verdict: Annotated[Verdict | str, _OR_TEXT]
     """What the worker's breaker was told."""
     elapsed_s: float
     """From sending to the whole reply; 0 when it was called off."""

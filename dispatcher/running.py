@@ -173,7 +173,7 @@ class RunningJobs:
         entries = await self._ledger.entries(list(by_batch))
         for batch_id, running in by_batch.items():
             entry = entries.get(batch_id)
-            if entry is None or entry.status == BatchStatus.CANCELLING or BatchStatus(entry.status).final:
+            if entry is None or entry.status == BatchStatus.CANCELLING or entry.ended:
                 for one in running:
                     one.interrupt(Interruption.UNWANTED)
 
@@ -321,7 +321,7 @@ class RunningJobs:
     async def _queue_finaliser(self, running: _Running) -> None:
         batch_id = str(running.batch_id)
         entry = await self._bookkeeping.until_redis_answers(lambda: self._ledger.entry(batch_id), ever=True)
-        if entry is not None and not BatchStatus(entry.status).final:
+        if entry is not None and not entry.ended:
             queue = running.claimed.queue.name
             await self._bookkeeping.surely(queues.enqueue_finalise, self._rq_redis, queue, batch_id)
 

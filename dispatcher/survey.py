@@ -38,7 +38,7 @@ async def survey(ledger: Ledger, jobs: Callable[[], Awaitable[Mapping[str, int]]
 
 def summed_up(jobs: Mapping[str, int], entries: Iterable[Entry]) -> Survey:
     """The sums of those of the batches that have not ended."""
-    open_ones = [entry for entry in entries if not BatchStatus(entry.status).final]
+    open_ones = [entry for entry in entries if not entry.ended]
     found = Counter(entry.status for entry in open_ones)
     return Survey(
         jobs=jobs,

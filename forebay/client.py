@@ -28,7 +28,7 @@ from typing import Any, BinaryIO, Literal, Self, TypeVar
 import msgspec
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from dispatcher.batches.errors import DamagedFileError, StorageError
+from dispatcher.batches.errors import DamagedFileError, StorageError, UnreadableRecordError
 from dispatcher.batches.parse import ALLOWED_URLS
 from dispatcher.batches.record import BatchRecord
 from dispatcher.inline_request import InlineRequestError, read_request
@@ -247,12 +247,21 @@ class Forebay:
         return lost.records
 
     def status(self, batch_id: str) -> BatchRecord:
-        """The batch as it stands now."""
+        """The batch as it stands now. Raises UnreadableRecordError when a newer version wrote it."""
         return self._portal.call(self.desk.record, batch_id)
 
-    def batches(self, limit: int = 100) -> list[BatchRecord]:
-        """The newest batches, newest first."""
-        return self._portal.call(self.desk.records, limit)
+    def batches(
+        self, limit: int = 100, on_unreadable: Callable[[UnreadableRecordError], object] | None = None
+    ) -> list[BatchRecord]:
+        """The newest batches, newest first.
+
+        One that this version cannot read is left out; ``on_unreadable`` is called with what is wrong with it.
+        """
+        known = self._portal.call(self.desk.records, limit)
+        if on_unreadable is not None:
+            for error in known.unreadable:
+                on_unreadable(error)
+        return known.records
 
     def cancel(self, batch_id: str) -> BatchRecord:
         """Ask for a batch's end. Lines that have results keep them; the others become ``batch_cancelled``.
@@ -363,20 +372,36 @@ class Forebay:
 
     # -- decisions ----------------------------------------------------------------------------------------
 
-    def explain(self, name: str, *, batch_id: str | None = None) -> Explained:
+    def explain(
+        self,
+        name: str,
+        *,
+        batch_id: str | None = None,
+        on_unreadable: Callable[[str], object] = lambda _: None,
+    ) -> Explained:
         """Why a request went where it went: its last attempts that were recorded.
 
         ``name`` is a line's custom_id, the id of a result, or an inline request's job; of lines with that
-        custom_id in several batches the newest, unless ``batch_id`` names one. Raises NotRecorded.
+        custom_id in several batches the newest, unless ``batch_id`` names one. A record that this version
+        cannot read is left out; ``on_unreadable`` is called with its request's id. Raises NotRecorded.
         """
-        return explanations.newest(self._portal.call(self.desk.archive.find, name, batch_id), name)
+        found = self._portal.call(self.desk.archive.find, name, batch_id, on_unreadable)
+        return explanations.newest(found, name)
 
-    def decisions(self, batch_id: str | None = None) -> Iterator[DecisionRecord]:
-        """All decision records that are kept, or those of one batch, request by request."""
+    def decisions(
+        self,
+        batch_id: str | None = None,
+        *,
+        on_unreadable: Callable[[str], object] = lambda _: None,
+    ) -> Iterator[DecisionRecord]:
+        """All decision records that are kept, or those of one batch, request by request.
+
+        One that this version cannot read is left out; ``on_unreadable`` is called with its request's id.
+        """
         request_ids = self._portal.call(self.desk.archive.requests, batch_id)
         for start in range(0, len(request_ids), _RECORDS_AT_ONCE):
             some = request_ids[start : start + _RECORDS_AT_ONCE]
-            for attempts in self._portal.call(self.desk.archive.of_requests, some):
+            for attempts in self._portal.call(self.desk.archive.of_requests, some, on_unreadable):
                 yield from attempts
 
     # -- single requests ----------------------------------------------------------------------------------

@@ -12,7 +12,12 @@ from anyio import to_thread
 
 from dispatcher import queues
 from dispatcher.archive import Archive
-from dispatcher.batches.errors import DamagedPlanError, StorageError, StorageMissingError
+from dispatcher.batches.errors import (
+    DamagedPlanError,
+    StorageError,
+    StorageMissingError,
+    UnreadableRecordError,
+)
 from dispatcher.batches.ledger import Entry, Ledger, record_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord, BatchStatus, is_batch_id
@@ -38,6 +43,17 @@ class Forgotten:
 
     known: bool
     files: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Batches that Redis knows: the records, newest first.
+
+    ``unreadable``: what is wrong with those that this version cannot read; each names its batch.
+    """
+
+    records: list[BatchRecord]
+    unreadable: list[UnreadableRecordError]
 
 
 class Desk:
@@ -88,7 +104,7 @@ class Desk:
         """Whether so many lines more may wait in a queue; see ``admission.check_room``."""
         await admission.check_room(self.ledger, queue, lines, self._most_queued)
 
-    async def publish(self, batch_id: str, window_s: float | None = None) -> BatchStatus:
+    async def publish(self, batch_id: str, window_s: float | None = None) -> str:
         """Make a prepared batch known and queue it; see ``submission.publish``."""
         files = self.storage.files(batch_id)
         return await submission.publish(self.ledger, self.connection, files, window_s=window_s)
@@ -112,7 +128,7 @@ class Desk:
         return entry
 
     async def record(self, batch_id: str) -> BatchRecord:
-        """The batch as everyone sees it. Raises UnknownBatch."""
+        """The batch as everyone sees it. Raises UnknownBatch, UnreadableRecordError."""
         return record_of(await self.entry(batch_id))
 
     async def models(self, batch_id: str) -> frozenset[str]:
@@ -123,9 +139,15 @@ class Desk:
             return frozenset()
         return frozenset(model for model in plan.models if model is not None)
 
-    async def records(self, limit: int) -> list[BatchRecord]:
-        """The newest batches, newest first."""
-        return [record_of(entry) for entry in await self.ledger.recent(limit)]
+    async def records(self, limit: int) -> Known:
+        """The newest batches."""
+        known = Known([], [])
+        for entry in await self.ledger.recent(limit):
+            try:
+                known.records.append(record_of(entry))
+            except UnreadableRecordError as error:
+                known.unreadable.append(error)
+        return known
 
     async def forget(self, batch_id: str, with_queue: bool, with_files: bool) -> Forgotten:
         """Remove what Redis knows of an ended batch; if asked to, its queue and, before all else, its files.
@@ -151,9 +173,8 @@ class Desk:
         return Forgotten(entry is not None, removed)
 
     def _is_over(self, entry: Entry) -> bool:
-        status = BatchStatus(entry.status)
-        gone = status is BatchStatus.CANCELLING and not self.storage.files(entry.id).exists(SHARDS)
-        return status.final or gone
+        called_off = entry.status == BatchStatus.CANCELLING
+        return entry.ended or (called_off and not self.storage.files(entry.id).exists(SHARDS))
 
     async def cancel(self, batch_id: str) -> BatchRecord:
         """Ask for a batch's end: what waits is dropped here, what runs is its dispatcher's work.

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from dispatcher.batches.ledger import Entry
+from dispatcher.batches.ledger import Entry, status_of
 from dispatcher.batches.record import BatchStatus
 from workers.fleet import FleetView, WorkerView
 
@@ -85,10 +85,10 @@ def look(
     entry: Entry, fleet: FleetView, pace: Pace, *, started_s: float, models: Collection[str] = ()
 ) -> Progress:
     """One look at a batch, whose lines ask for these ``models``; ``pace`` is told of it. ``started_s`` is on
-    the fleet's clock.
+    the fleet's clock. Raises UnreadableRecordError.
     """
     pace.observe(fleet.now_s, entry.completion_tokens, entry.cost_done)
-    status = BatchStatus(entry.status)
+    status = status_of(entry)
     foreseeable = entry.cost_done >= _FORESEEABLE * entry.cost_total
     return Progress(
         batch_id=entry.id,

@@ -13,7 +13,7 @@ from anyio import to_thread
 
 from dispatcher import queues
 from dispatcher.batches.errors import DamagedFileError, StorageMissingError
-from dispatcher.batches.ledger import Entry, Ledger
+from dispatcher.batches.ledger import Entry, Ledger, status_of
 from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchRecord, BatchStatus
 from dispatcher.batches.storage import RECORD, BatchFiles, Storage
@@ -54,7 +54,7 @@ async def resume(
 
     ``window_s`` gives a batch that Redis does not know a new deadline, so many seconds from now; None leaves
     it. Nothing happens to a batch that has ended. Raises UnknownBatch, StoreUnavailable, StorageError,
-    DamagedFileError.
+    DamagedFileError, UnreadableRecordError.
     """
     entry = await ledger.entry(files.batch_id)
     if entry is not None:
@@ -100,7 +100,7 @@ def _lost(several: Iterable[BatchFiles]) -> Lost:
 
 
 async def _repair(ledger: Ledger, connection: SyncRedis, files: BatchFiles, entry: Entry) -> int:
-    status = BatchStatus(entry.status)
+    status = status_of(entry)
     if status.final:
         return 0
     if status is BatchStatus.VALIDATING:  # whoever submitted it died on the way

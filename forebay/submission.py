@@ -173,7 +173,7 @@ def _extend(files: BatchFiles, expires_at: int) -> None:
 
 async def publish(
     ledger: Ledger, connection: SyncRedis, files: BatchFiles, *, window_s: float | None = None
-) -> BatchStatus:
+) -> str:
     """Make a prepared batch known and queue what is left of it; returns the status that stands then.
 
     Repeating it changes nothing; after a crash, or with an empty Redis, it repairs. ``window_s`` gives a
@@ -189,7 +189,7 @@ async def publish(
     if status == BatchStatus.IN_PROGRESS:
         done = await ledger.shards_done(record.id)
         await to_thread.run_sync(_queue, connection, record, plan.shard_count, done)
-    return BatchStatus(status)
+    return status
 
 
 def _as_opened(record: BatchRecord, plan: Plan) -> BatchRecord:

@@ -11,6 +11,7 @@
     │   ├── DamagedPlanError          plan.npy or shards.json
     │   ├── DamagedPartError          a part file; names the file and its line
     │   └── ChangedInputError         input.jsonl no longer holds what was planned
+    ├── UnreadableRecordError     leave it to whoever can: a newer version wrote what Redis knows of the batch
     ├── MissingLinesError         run the missing lines, then finalise again
     ├── ShardsLeftError           run these shards, then finalise again
     ├── IllegalMoveError          our bug: a batch's status cannot change so
@@ -66,6 +67,10 @@ class DamagedPartError(DamagedFileError):
 
 class ChangedInputError(DamagedFileError):
     """The stored input was altered after planning."""
+
+
+class UnreadableRecordError(BatchError):
+    """What Redis knows of a batch is not readable here, most likely since a newer version wrote it."""
 
 
 class MissingLinesError(BatchError):

@@ -11,8 +11,11 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pydantic import ValidationError
+
+from dispatcher.batches.errors import UnreadableRecordError
 from dispatcher.batches.poison import Past
-from dispatcher.batches.record import BatchRecord, BatchStatus, BatchUsage, RequestCounts
+from dispatcher.batches.record import FINAL, BatchRecord, BatchStatus, BatchUsage, RequestCounts
 from dispatcher.batches.retention import FIELDS, remove_at
 from workers import keys
 from workers.connection import AsyncRedis, text_fields, translated
@@ -86,10 +89,14 @@ class Entry:
     """Everything that is written, times of all moves (``<status>_at``) included."""
 
     @property
+    def ended(self) -> bool:
+        """Whether its status is final; one not known here is not: whoever knows it goes on with it."""
+        return self.status in FINAL
+
+    @property
     def trouble(self) -> str | None:
         """Why the files of a batch that has not ended cannot be used now, for people; None: they can."""
-        final = BatchStatus(self.status).final
-        return None if final else self.fields.get("trouble") or None
+        return None if self.ended else self.fields.get("trouble") or None
 
 
 class Ledger:
@@ -227,7 +234,7 @@ class Ledger:
             open_ones += [
                 batch_id
                 for batch_id, status in zip(some, found, strict=True)
-                if status is not None and not BatchStatus(status).final
+                if status is not None and status not in FINAL
             ]
         return list((await self.entries(open_ones)).values())
 
@@ -302,9 +309,24 @@ def _fenced(claim: Claim) -> Fenced:
     return Fenced(f"shard {claim.shard} of {claim.batch_id} was claimed anew")
 
 
+def status_of(entry: Entry) -> BatchStatus:
+    """Where the batch stands. Raises UnreadableRecordError for a status that is not known here."""
+    try:
+        return BatchStatus(entry.status)
+    except ValueError as error:
+        raise _unreadable(entry, f"the status {entry.status!r}") from error
+
+
 def record_of(entry: Entry) -> BatchRecord:
-    """The batch as everyone sees it: what was said when it was opened, and where it stands now."""
-    opened = BatchRecord.model_validate_json(entry.fields["record"])
+    """The batch as everyone sees it: what was said when it was opened, and where it stands now.
+
+    Raises UnreadableRecordError.
+    """
+    status = status_of(entry)
+    try:
+        opened = BatchRecord.from_json(entry.fields.get("record", ""))
+    except ValidationError as error:
+        raise _unreadable(entry, "the record") from error
     times = {
         f"{status}_at": int(float(entry.fields[f"{status}_at"]))
         for status in BatchStatus
@@ -318,7 +340,7 @@ def record_of(entry: Entry) -> BatchRecord:
     )
     return opened.model_copy(
         update={
-            "status": BatchStatus(entry.status),
+            "status": status,
             "request_counts": RequestCounts(
                 total=entry.total, completed=entry.completed, failed=entry.failed
             ),
@@ -333,8 +355,14 @@ def record_of(entry: Entry) -> BatchRecord:
     )
 
 
+def _unreadable(entry: Entry, what: str) -> UnreadableRecordError:
+    return UnreadableRecordError(
+        f"{what} of {entry.id} cannot be read by this version of Forebay: a newer one may have written it"
+    )
+
+
 def _lines_left(wanted: str, queue: str | None, status: str | None, *counts: str | None) -> int:
-    if queue != wanted or status is None or BatchStatus(status).final:
+    if queue != wanted or status is None or status in FINAL:
         return 0
     total, completed, failed = (int(count or 0) for count in counts)
     return max(0, total - completed - failed)

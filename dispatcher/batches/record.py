@@ -64,10 +64,14 @@ MOVES: Mapping[BatchStatus, frozenset[BatchStatus]] = {
     _S.CANCELLED: frozenset(),
 }
 """From each status to those that may follow it."""
+FINAL: frozenset[str] = frozenset(status for status in BatchStatus if status.final)
+"""The final ones. One that is not known here, since a newer version wrote it, is not among them."""
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    """What is read back may be of a newer version: a field that is not known here is left out."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class RequestCounts(_Frozen):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dispatcher.batches.record import BatchStatus
+from dispatcher.batches.record import FINAL, BatchStatus
 
 KEEP_FIELD = "keep_s"
 """Seconds from a batch's end to its removal; empty: it stays until somebody removes it."""
@@ -19,6 +19,6 @@ def remove_at(fields: Mapping[str, str]) -> float | None:
     """When a batch's files and keys go, in seconds since 1970; None: never, or it has not ended."""
     status, keep_s = fields.get("status"), fields.get(KEEP_FIELD)
     ended_at = fields.get(f"{status}_at")
-    if not status or not keep_s or not ended_at or not BatchStatus(status).final:
+    if not status or not keep_s or not ended_at or status not in FINAL:
         return None
     return float(ended_at) + float(keep_s)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 from rich.table import Table
 
+from dispatcher.batches.errors import UnreadableRecordError
 from dispatcher.batches.record import BatchRecord
 from forebay.cli.failures import ExitCode, complain, ended
 from forebay.cli.options import (
@@ -104,7 +105,7 @@ def status(
         if batch_id is not None:
             record = forebay.status(batch_id)
         else:
-            newest = forebay.batches(limit=1)
+            newest = forebay.batches(limit=1, on_unreadable=_refuse)
             if not newest:
                 complain("there are no batches; see: forebay submit")
                 raise typer.Exit(ExitCode.BAD_INPUT)
@@ -157,7 +158,7 @@ def batches(
 ) -> None:
     """List the newest batches, newest first."""
     with open_client(redis) as forebay:
-        found = forebay.batches(limit)
+        found = forebay.batches(limit, on_unreadable=lambda error: complain(str(error)))
     if json:
         print_json([record.model_dump(mode="json") for record in found])
         return
@@ -209,6 +210,10 @@ def _kept(record: BatchRecord) -> str:
     if options.remove_at is not None:
         return _date(options.remove_at)
     return "forever" if options.keep is None else f"{options.keep} after its end"
+
+
+def _refuse(error: UnreadableRecordError) -> NoReturn:
+    raise error
 
 
 def _date(stamp: float) -> str:

@@ -13,6 +13,7 @@ from dispatcher.outcome import Label
 from dispatcher.records import DecisionRecord
 from dispatcher.scheduler.decision import CandidateScores
 from forebay import explanations
+from forebay.cli.failures import complain
 from forebay.cli.options import Json, Redis, open_client, print_json
 from forebay.cli.tables import cell, print_table
 from forebay.explanations import Explained
@@ -49,11 +50,19 @@ def explain(
         explained = explanations.find(explanations.read(source), name, batch)
     else:
         with open_client(redis) as forebay:
-            explained = forebay.explain(name, batch_id=batch)
+            explained = forebay.explain(name, batch_id=batch, on_unreadable=say_unreadable)
     if json:
         print_json(_shape(explained))
     else:
         _show(explained)
+
+
+def say_unreadable(request_id: str) -> None:
+    """Tell a person what is left out."""
+    complain(
+        f"a decision record of request {request_id} cannot be read by this version of Forebay, and is left "
+        "out: a newer one may have written it"
+    )
 
 
 def _shape(explained: Explained) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from dispatcher.batches.storage import Storage
 from dispatcher.scheduler.strategies import DEFAULTS, SchedulerPolicy, Strategies
 from dispatcher.settings import DispatcherSettings
 from forebay import explanations
+from forebay.cli.explain import say_unreadable
 from forebay.cli.options import Json, Redis, open_client, print_json
 from forebay.cli.tables import percent, print_table
 from forebay.client import Forebay
@@ -203,7 +204,7 @@ def _records(recorded: str | None, file: Path | None, redis: str | None) -> tupl
         return read(explanations.read(file)), None
     batch_id = None if recorded == "all" else recorded
     with open_client(redis) as forebay:
-        told = read(forebay.decisions(batch_id))
+        told = read(forebay.decisions(batch_id, on_unreadable=say_unreadable))
         return told, None if batch_id is None else _lines(forebay, batch_id)
 
 

@@ -6,13 +6,14 @@ import random
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from dispatcher.archive import Archive
 from dispatcher.attempts import Request, Seen, Turn
 from dispatcher.outcome import CANCELLED, Label, Outcome, RequestFate
 from dispatcher.recorder import MOST_NOTED, Recorder
-from dispatcher.records import MOST_NAMES, Sighting, record_of, share_recorded
+from dispatcher.records import MOST_NAMES, DecisionRecord, Sighting, record_of, share_recorded
 from dispatcher.reply import Reply
 from dispatcher.scheduler.decision import Chosen, decide
 from dispatcher.scheduler.fleet import FleetModel
@@ -136,6 +137,28 @@ def test_a_record_of_a_large_fleet_names_the_best_and_the_pick_and_counts_the_ot
 def test_a_record_of_a_second_attempt_says_so_and_claims_no_scores():
     record = record_of(sighting(None, attempt=2, waited_s=None), "d1")
     assert (record.beside, record.picked, record.candidates, record.waited_s) == (True, None, (), None)
+
+
+def a_record():
+    return record_of(
+        sighting(chosen(worker("a"), worker("b", state=WorkerState.UNREADY)), outcome=Label.BUSY), "d1"
+    )
+
+
+def test_a_record_with_fields_that_are_not_known_here_reads_as_without_them():
+    written = msgspec.json.decode(a_record().model_dump_json())
+    for objects in (written, written["candidates"][0], written["dropped"]["ready"]):
+        objects["news"] = [1]
+    read = DecisionRecord.model_validate_json(msgspec.json.encode(written))
+    assert read == a_record()
+    assert (type(read.outcome), type(read.verdict)) == (Label, Verdict)
+
+
+def test_how_an_attempt_ended_is_text_when_a_newer_version_has_a_word_of_its_own():
+    written = msgspec.json.decode(a_record().model_dump_json()) | {"outcome": "melted", "verdict": "unsure"}
+    read = DecisionRecord.model_validate_json(msgspec.json.encode(written))
+    assert (read.outcome, read.verdict) == ("melted", "unsure")
+    assert msgspec.json.decode(read.model_dump_json()) == written
 
 
 # -- noting them --
