@@ -6,6 +6,9 @@ How the files are made is `batches.finalise`'s subject.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
 
 import structlog
 
@@ -22,14 +25,28 @@ log = structlog.get_logger(__name__)
 _CANCELLED = "batch_cancelled"
 OVERDUE = "overdue"
 """The field of a batch that was called off because its time was over, not by a person."""
+_AT_ONCE = 2
+"""Batches whose files are made at once, each in a thread: several that end together share the storage."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Finaliser:
-    """Finalises batches."""
+    """Finalises batches.
+
+    To read all parts of a large batch takes minutes. It has threads of its own for that, so that in those of
+    asyncio the parts of other batches become durable meanwhile.
+    """
 
     def __init__(self, storage: Storage, ledger: Ledger) -> None:
         self._storage = storage
         self._ledger = ledger
+        self._threads = ThreadPoolExecutor(max_workers=_AT_ONCE, thread_name_prefix="finalise")
+
+    def close(self) -> None:
+        """Wait for the files that are being made, and end the threads."""
+        self._threads.shutdown(wait=True)
 
     async def run(self, batch_id: str) -> None:
         """Write the files and flip the status; of a batch that has ended, only its record's file if that is
@@ -54,13 +71,17 @@ class Finaliser:
                 batch_id, BatchStatus.FINALIZING, among=[BatchStatus.IN_PROGRESS, BatchStatus.FINALIZING]
             )
         try:
-            totals = await asyncio.to_thread(self._make_files, entry)
+            totals = await self._in_thread(self._make_files, entry)
         except MissingLinesError as error:
-            shards = await asyncio.to_thread(self._incomplete, batch_id)
+            shards = await self._in_thread(self._incomplete, batch_id)
             log.error("results have vanished", batch=batch_id, error=str(error), shards=shards)
             await self._ledger.reopen(batch_id, shards)
             raise ShardsLeftError(shards) from error
         await self._end(entry, totals)
+
+    async def _in_thread(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: function(*args, **kwargs))
 
     def _make_files(self, entry: Entry) -> Totals:
         files = self._storage.files(entry.id)

@@ -268,6 +268,7 @@ class Dispatcher:
         await self._wire.aclose()
         await self._redis.aclose()
         self._rq_redis.close()
+        self._finaliser.close()
         log.info("dispatcher has ended", name=self.settings.name)
 
     # -- chores ---------------------------------------------------------------------------------------------
