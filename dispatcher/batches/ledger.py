@@ -13,17 +13,18 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from dispatcher.batches.ended import Ended
 from dispatcher.batches.errors import UnreadableRecordError
 from dispatcher.batches.poison import Past
 from dispatcher.batches.record import FINAL, BatchRecord, BatchStatus, BatchUsage, RequestCounts
-from dispatcher.batches.retention import FIELDS, remove_at
+from dispatcher.batches.retention import ENDS, FIELDS, KEEP_FIELD, ended_at, remove_at
 from workers import keys
 from workers.connection import AsyncRedis, text_fields, translated
 from workers.errors import Fenced
 from workers.scripts import Scripts
 
 _ENTRIES_AT_ONCE = 500
-_COUNTS = ("queue", "status", "total", "completed", "failed")
+_COUNTS = ("total", "completed", "failed")
 _CALL_BYTES = 4
 """Of the word that tells one call for a claim from the next: kept for each shard, so it is short."""
 _SHARD_FIELD = re.compile(r"(\w+)=(\S+)")
@@ -105,6 +106,9 @@ class Ledger:
     def __init__(self, client: AsyncRedis) -> None:
         self.client = client
         self._scripts = Scripts(client, "dispatcher")
+        self._ended = Ended()
+        self._to_stay = Ended()
+        """Those that have ended and that nobody removes in time."""
 
     async def open(self, batch_id: str, created_at: float, fields: Mapping[str, str]) -> bool:
         """Make a batch known with its first fields; False when it was known, then nothing changes."""
@@ -221,36 +225,44 @@ class Ledger:
 
     async def unfinished(self) -> list[Entry]:
         """All batches that have not ended, oldest first."""
-        with translated():
-            ids = [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
-        open_ones: list[str] = []
-        for start in range(0, len(ids), _ENTRIES_AT_ONCE):
-            some = ids[start : start + _ENTRIES_AT_ONCE]
-            with translated():
-                async with self.client.pipeline(transaction=False) as pipeline:
-                    for batch_id in some:
-                        pipeline.hget(keys.BATCH.of(batch_id), "status")
-                    found = await pipeline.execute()
-            open_ones += [
-                batch_id
-                for batch_id, status in zip(some, found, strict=True)
-                if status is not None and status not in FINAL
-            ]
+        ids, now_s = self._ended.others(await self._ids()), await self.now()
+        open_ones = []
+        for batch_id, fields in await self._each(ids, ENDS):
+            if fields.get("status") in FINAL:
+                self._ended.saw(batch_id, ended_at(fields), now_s)
+            elif fields:
+                open_ones.append(batch_id)
         return list((await self.entries(open_ones)).values())
 
     async def lines_left(self, queue: str) -> int:
         """How many lines have no result yet, in all batches of a queue that have not ended."""
-        with translated():
-            ids = [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
+        ids, now_s = self._ended.others(await self._ids()), await self.now()
         left = 0
-        for start in range(0, len(ids), _ENTRIES_AT_ONCE):
+        for batch_id, fields in await self._each(ids, [*ENDS, "queue", *_COUNTS]):
+            if fields.get("status") in FINAL:
+                self._ended.saw(batch_id, ended_at(fields), now_s)
+            elif fields.get("queue") == queue:
+                left += _lines_left(fields)
+        return left
+
+    async def _ids(self) -> list[str]:
+        """All batches that are known, oldest first."""
+        with translated():
+            return [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
+
+    async def _each(self, batch_ids: Sequence[str], names: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
+        """These fields of each of the batches, as far as they are there."""
+        found: list[Sequence[str | None]] = []
+        for start in range(0, len(batch_ids), _ENTRIES_AT_ONCE):
             with translated():
                 async with self.client.pipeline(transaction=False) as pipeline:
-                    for batch_id in ids[start : start + _ENTRIES_AT_ONCE]:
-                        pipeline.hmget(keys.BATCH.of(batch_id), _COUNTS)
-                    found = await pipeline.execute()
-            left += sum(_lines_left(queue, *fields) for fields in found)
-        return left
+                    for batch_id in batch_ids[start : start + _ENTRIES_AT_ONCE]:
+                        pipeline.hmget(keys.BATCH.of(batch_id), list(names))
+                    found += await pipeline.execute()
+        return [
+            (batch_id, {name: value for name, value in zip(names, values, strict=True) if value is not None})
+            for batch_id, values in zip(batch_ids, found, strict=True)
+        ]
 
     async def set_fields(self, batch_id: str, fields: Mapping[str, str]) -> bool:
         """Write fields that no move depends on; False: there is no such batch, and none is made."""
@@ -265,27 +277,15 @@ class Ledger:
 
     async def due_for_removal(self, now_s: float) -> list[str]:
         """Batches that have ended and were to be kept until now at most, oldest first."""
-        with translated():
-            ids = [str(name) for name in await self.client.zrange(keys.BATCHES.of(), 0, -1)]
+        ids = self._to_stay.others(await self._ids())
         due = []
-        for start in range(0, len(ids), _ENTRIES_AT_ONCE):
-            some = ids[start : start + _ENTRIES_AT_ONCE]
-            for batch_id, fields in zip(some, await self._ends(some), strict=True):
-                when = remove_at(fields)
-                if when is not None and when <= now_s:
-                    due.append(batch_id)
+        for batch_id, fields in await self._each(ids, FIELDS):
+            when = remove_at(fields)
+            if when is not None and when <= now_s:
+                due.append(batch_id)
+            elif fields.get("status") in FINAL and not fields.get(KEEP_FIELD):
+                self._to_stay.saw(batch_id, ended_at(fields), now_s)
         return due
-
-    async def _ends(self, batch_ids: Sequence[str]) -> list[dict[str, str]]:
-        with translated():
-            async with self.client.pipeline(transaction=False) as pipeline:
-                for batch_id in batch_ids:
-                    pipeline.hmget(keys.BATCH.of(batch_id), list(FIELDS))
-                found = await pipeline.execute()
-        return [
-            {name: str(value) for name, value in zip(FIELDS, values, strict=True) if value is not None}
-            for values in found
-        ]
 
     async def forget(self, batch_id: str) -> None:
         """Remove everything that is known of a batch."""
@@ -361,10 +361,8 @@ def _unreadable(entry: Entry, what: str) -> UnreadableRecordError:
     )
 
 
-def _lines_left(wanted: str, queue: str | None, status: str | None, *counts: str | None) -> int:
-    if queue != wanted or status is None or status in FINAL:
-        return 0
-    total, completed, failed = (int(count or 0) for count in counts)
+def _lines_left(fields: Mapping[str, str]) -> int:
+    total, completed, failed = (int(fields.get(name) or 0) for name in _COUNTS)
     return max(0, total - completed - failed)
 
 
