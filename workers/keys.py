@@ -89,8 +89,8 @@ QUEUE_EXPRESS = Key(
 ANSWERS = Key(
     "answers",
     "hash",
-    "model -> mean length of its answers to requests without a ceiling (tokens), and of how many",
-    "30 days after the last answer",
+    "model -> mean length of its answers to requests without a ceiling (tokens), of how many, and when (s)",
+    "30 days after the last answer; of more than 1,024 models, those answered for last",
 )
 
 DECISIONS = Key(

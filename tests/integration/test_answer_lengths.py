@@ -45,11 +45,18 @@ async def learned(valkey, *answers, model="m", asked_tokens=None):
     return await known.means()
 
 
+async def written(valkey, model="m"):
+    """What is written of a model, but for when."""
+    text, _, at = (await valkey.hget(keys.ANSWERS.of(), model)).rpartition(" at=")
+    assert 0 <= await Ledger(valkey).now() - float(at) < 3600
+    return text
+
+
 async def test_the_first_answers_make_a_plain_mean_for_each_model(valkey):
     await learned(valkey, 100, 200)
     await learned(valkey, 600)
     assert await learned(valkey, 7, model=None) == {"m": 300.0, "": 7.0}
-    assert await valkey.hget(keys.ANSWERS.of(), "m") == "mean=300.00 answers=3"
+    assert await written(valkey) == "mean=300.00 answers=3"
 
 
 async def test_answers_with_a_ceiling_or_without_a_count_teach_nothing(valkey):
@@ -74,15 +81,39 @@ async def test_what_cannot_be_written_is_kept_and_what_was_is_not_written_again(
     known._scripts = AnswerLengths(valkey)._scripts
     await known.flush()
     await known.flush()
-    assert await valkey.hget(keys.ANSWERS.of(), "m") == "mean=40.00 answers=1"
+    assert await written(valkey) == "mean=40.00 answers=1"
 
 
-async def test_models_are_bounded_and_what_is_known_goes_when_nothing_is_answered(valkey, monkeypatch):
+async def test_models_are_bounded_and_a_new_one_takes_the_place_of_the_one_unused_for_longest(
+    valkey, monkeypatch
+):
     monkeypatch.setattr(lengths, "MOST_MODELS", 2)
-    for model in ("a", "b", "c"):
+    for model in ("a", "b", "a"):
         await learned(valkey, 10, model=model)
-    assert set(await learned(valkey, 30, model="a")) == {"a", "b"}
+    assert await learned(valkey, 30, model="c") == {"a": 10.0, "c": 30.0}
     assert 0 < await valkey.ttl(keys.ANSWERS.of()) <= lengths.TTL_S
+
+
+async def test_of_more_new_models_than_have_room_some_are_taken_and_none_that_is_told_of_goes(
+    valkey, monkeypatch
+):
+    monkeypatch.setattr(lengths, "MOST_MODELS", 2)
+    await learned(valkey, 10, model="a")
+    await learned(valkey, 10, model="b")
+    known = AnswerLengths(valkey)
+    for model in ("a", "c", "d"):
+        known.saw(model, 10, asked_tokens=None)
+    await known.flush()
+    assert set(await known.means()) == {"a", "c"}
+
+
+async def test_what_no_longer_counts_goes_first_and_all_of_it(valkey, monkeypatch):
+    monkeypatch.setattr(lengths, "MOST_MODELS", 4)
+    long_ago = await Ledger(valkey).now() - lengths.TTL_S - 1
+    old = {"a": f"mean=1.00 answers=1 at={long_ago}", "b": "mean=1.00 answers=1", "c": "who knows"}
+    await valkey.hset(keys.ANSWERS.of(), mapping=old)
+    await learned(valkey, 10, model="d")
+    assert set(await learned(valkey, 10, model="e")) == {"d", "e"}
 
 
 class Room:
@@ -108,7 +139,8 @@ async def test_a_shard_s_answers_are_learned_from(valkey, make_batch):
     runner, known, batch = await make_batch(a_file(5))
     await runner.run(batch, 0, 1)
     await known.flush()
-    assert await valkey.hgetall(keys.ANSWERS.of()) == {"m": "mean=30.00 answers=4"}
+    assert await valkey.hkeys(keys.ANSWERS.of()) == ["m"]
+    assert await written(valkey) == "mean=30.00 answers=4"
 
 
 @pytest.fixture
