@@ -64,7 +64,10 @@ MONITORS = Key("monitors", "zset", "monitor name -> last heartbeat (s)", "for ev
 BATCHES = Key("batches", "zset", "batch id -> time created (s)", "until the batch is removed")
 BATCH = Key("batch:{}", "hash", "a batch: status, counts, times, where its files are", "until removed")
 BATCH_SHARDS = Key(
-    "batch:{}:shards", "hash", "shard number -> claim, state, lines completed and failed", "until removed"
+    "batch:{}:shards",
+    "hash",
+    "shard number -> claim, state, lines completed and failed",
+    "a day after its end",
 )
 
 QUEUE_MEMORY = Key(

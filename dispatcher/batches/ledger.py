@@ -25,6 +25,8 @@ from workers.scripts import Scripts
 
 _ENTRIES_AT_ONCE = 500
 _COUNTS = ("total", "completed", "failed")
+SHARDS_STAY_S = 86_400
+"""From a batch's end until what is known of its shards goes, in seconds: a late report is no fenced one."""
 _CALL_BYTES = 4
 """Of the word that tells one call for a claim from the next: kept for each shard, so it is short."""
 _SHARD_FIELD = re.compile(r"(\w+)=(\S+)")
@@ -123,12 +125,14 @@ class Ledger:
     ) -> str:
         """Move a batch to status ``new`` if it stands in one ``among`` those; returns the status that stands.
 
-        The empty string: there is no such batch.
+        The empty string: there is no such batch. What is known of its shards goes a day after its end.
         """
         old = list(among)
         flat = [text for item in (fields or {}).items() for text in item]
         _, standing = await self._scripts.run(
-            "move_batch", [keys.BATCH.of(batch_id)], [new, len(old), *old, *flat]
+            "move_batch",
+            [keys.BATCH.of(batch_id), keys.BATCH_SHARDS.of(batch_id)],
+            [new, SHARDS_STAY_S if new in FINAL else 0, len(old), *old, *flat],
         )
         return str(standing)
 

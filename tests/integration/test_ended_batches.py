@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.batches.ended import LOOKS
-from dispatcher.batches.ledger import Ledger
+from dispatcher.batches.ledger import SHARDS_STAY_S, Ledger, Tally
 from workers import keys
+from workers.errors import Fenced
 
 pytestmark = pytest.mark.integration
 
@@ -84,6 +85,34 @@ async def test_one_whose_end_redis_has_lost_is_seen_again_after_a_while(ledger):
     looks = [[entry.id for entry in await ledger.unfinished()] for _ in range(LOOKS)]
     assert looks[0] == ["running"]
     assert looks[-1] == ["7", "running"]
+
+
+async def test_what_is_known_of_shards_goes_a_day_after_the_end(ledger):
+    shards = keys.BATCH_SHARDS.of("running")
+    claim = await ledger.claim("running", 0, "d1")
+    assert await ledger.move("running", "finalizing", among=["in_progress"]) == "finalizing"
+    assert await ledger.move("running", "completed", among=["in_progress"]) == "finalizing"
+    assert await ledger.client.ttl(shards) == -1
+    await ledger.move("running", "completed", among=["finalizing"])
+    assert SHARDS_STAY_S - 3600 < await ledger.client.ttl(shards) <= SHARDS_STAY_S
+    assert (await ledger.progress(claim, "d1", Tally(completed=1), done=True)).status == "completed"
+    assert SHARDS_STAY_S - 3600 < await ledger.client.ttl(shards) <= SHARDS_STAY_S
+
+
+async def test_an_ended_batch_does_without_what_was_known_of_its_shards(ledger):
+    claim = await ledger.claim("running", 0, "d1")
+    await ledger.progress(claim, "d1", Tally(completed=5), done=True)
+    await ledger.move("running", "completed", among=["in_progress"])
+    before = await ledger.entry("running")
+    await ledger.client.delete(keys.BATCH_SHARDS.of("running"))
+    with pytest.raises(Fenced):
+        await ledger.progress(claim, "d1", Tally(completed=4), done=False)
+    assert not await ledger.hand_back(claim, "d1")
+    assert await ledger.claim("running", 0, "d1") == "completed"
+    assert not await ledger.left_open("running", 0)
+    await ledger.reopen("running", [0])
+    assert (await ledger.entry("running"), await ledger.shards_done("running")) == (before, set())
+    assert not await ledger.client.exists(keys.BATCH_SHARDS.of("running"))
 
 
 async def test_one_that_is_to_go_is_asked_for_until_it_goes(ledger):
