@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
+from dispatcher.batches.record import FINAL
 from dispatcher.exporter import Exporter
 from dispatcher.server import LoopDoor, serving
 from dispatcher.settings import DispatcherSettings
@@ -126,7 +127,8 @@ def test_probes_are_answered_by_what_they_ask():
 
 
 def entry(status: str, total: int, done: int, **fields: str) -> Any:
-    return SimpleNamespace(status=status, total=total, completed=done, failed=0, fields=fields)
+    told = {"status": status, "ended": status in FINAL}
+    return SimpleNamespace(**told, total=total, completed=done, failed=0, fields=fields)
 
 
 def test_only_batches_that_have_not_ended_are_summed_up():
