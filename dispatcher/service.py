@@ -26,6 +26,7 @@ from dispatcher.claims import HEARTBEAT_S, JobClaims
 from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
+from dispatcher.held_lines import HeldLines
 from dispatcher.inline import InlineRunner
 from dispatcher.lengths import AnswerLengths
 from dispatcher.lookout import Lookout
@@ -120,6 +121,7 @@ class Dispatcher:
             part_age_s=settings.part_age_s,
             hedge=settings.may_hedge,
             lengths=self._lengths,
+            held=HeldLines(settings.held_bytes),
             reserved=settings.reserved_keys.changes,
         )
         self._inline = InlineRunner(self.placement, attempts, deadline_s=settings.inline_deadline_s)

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dispatcher.archive import KEEP, TTL_S
+from dispatcher.held_lines import MOST_BYTES
 from dispatcher.queues import QUEUES
 from dispatcher.reserved import ReservedKeys
 from dispatcher.retry import RetryPolicy
@@ -53,6 +54,9 @@ class DispatcherSettings(ServiceSettings):
         default=0.1, gt=0, description="how old a look at the fleet may get; more where looking takes long"
     )
     lease_ttl_s: float = Field(default=20.0, gt=1, description="a lease nobody renews ends after this")
+    held_bytes: int = Field(
+        default=MOST_BYTES, ge=1, description="batches' lines that are read and not answered, in bytes"
+    )
     part_lines: int = Field(default=256, ge=1, description="results that make a durable part at once")
     part_age_s: float = Field(default=1.0, gt=0, description="age at which fewer results make one")
     drain_timeout_s: float = Field(default=30.0, ge=0, description="SIGTERM: time for what is in flight")

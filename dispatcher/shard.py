@@ -27,6 +27,7 @@ from dispatcher.batches.poison import LONE_DEATHS, GiveUp, Send, next_step
 from dispatcher.batches.results import error_code
 from dispatcher.batches.storage import BatchFiles, Storage
 from dispatcher.exchange import Exchange, shared_prefixes
+from dispatcher.held_lines import HeldLines
 from dispatcher.keeper import Keeper
 from dispatcher.lengths import AnswerLengths
 from dispatcher.placement import Closing, Placement
@@ -38,7 +39,7 @@ from workers.errors import Fenced, ForebayError
 log = structlog.get_logger(__name__)
 
 _CHUNK = 32
-"""Lines read at once: bounds what a shard of large lines holds in memory."""
+"""Lines read at once; fewer where they are large."""
 LATE = "batch_expired"
 _READ_PATIENCE_S = 60.0
 """How long lines are tried to be read; then the shard is left to whoever can."""
@@ -82,11 +83,13 @@ class ShardRunner:
         hedge: bool,
         lengths: AnswerLengths | None = None,
         reserved: Changes | None = None,
+        held: HeldLines | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`owner` is unique among dispatchers, also over restarts: part files are named after it. `hedge`:
         whether requests of batches that do not say may get second attempts. `lengths` learns how long
-        answers get; None: nobody does. `reserved` is done to all bodies.
+        answers get; None: nobody does. `reserved` is done to all bodies. `held` bounds what all
+        shards hold; None: with the usual bound.
         """
         self.storage = storage
         self.ledger = ledger
@@ -98,6 +101,7 @@ class ShardRunner:
         self.hedge = hedge
         self.lengths = lengths
         self.reserved = reserved
+        self.held = held or HeldLines()
         self.clock = clock
         self.feeding = 0
         """Shards that have lines left to send: while there are some, another shard brings nothing."""
@@ -152,7 +156,8 @@ class ShardRunner:
             usually_hedge=self.hedge,
             reserved=self.reserved,
         )
-        run = _Run(self, claim, files, exchange, stop, troubled=entry.trouble is not None)
+        troubled = entry.trouble is not None
+        run = _Run(self, claim, files, exchange, stop, urgency=urgency, troubled=troubled)
         return run, await asyncio.to_thread(run.pick_up, plan)
 
     async def _deadline(self, entry: Entry) -> float:
@@ -170,6 +175,7 @@ class _Run:
         exchange: Exchange,
         stop: Stop,
         *,
+        urgency: int,
         troubled: bool,
     ) -> None:
         self._runner = runner
@@ -177,6 +183,7 @@ class _Run:
         self._files = files
         self._exchange = exchange
         self._stop = stop
+        self._urgency = urgency
         self._keeper = Keeper(
             files,
             runner.ledger,
@@ -287,13 +294,15 @@ class _Run:
             await self._keeper.room()
             if self._left_open:
                 return
-            chunk = unsent.take(models, _CHUNK)
-            lines = await self._read(chunk)
-            for planned, line in zip(chunk, lines, strict=True):
-                request = self._exchange.request(planned, line, shared)
-                if self._claim.past.careful:
-                    request = replace(request, hedge=False, alone=alone)
-                group.create_task(self._answer(planned, line, request))
+            chunk = unsent.take(models, _CHUNK, self._runner.held.portion)
+            with self._runner.held.reading(chunk, self._urgency):
+                lines = await self._read(chunk)
+                for planned, line in zip(chunk, lines, strict=True):
+                    request = self._exchange.request(planned, line, shared)
+                    if self._claim.past.careful:
+                        request = replace(request, hedge=False, alone=alone)
+                    task = group.create_task(self._answer(planned, line, request))
+                    self._runner.held.hold(planned, self._urgency, until=task)
             await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
 
     async def _read(self, chunk: Sequence[PlannedRequest]) -> list[Line]:
@@ -314,13 +323,21 @@ class _Run:
                 pause_s = min(pause_s * 2, _READ_PAUSE_S[1])
 
     async def _room(self, models: Collection[str | None]) -> Collection[str | None]:
-        """Wait until there is room for lines of some of these models; returns of which."""
+        """Wait until there is room for lines of some of these models, in memory too; returns of which."""
+        held = self._runner.held
+        while not self._stop.wanted:
+            with self._stop.ends_waiting():
+                placed = await self._placed(models)
+                if fitting := held.with_room(placed, self._urgency):
+                    return fitting
+                await held.freed(self._urgency)
+        return models
+
+    async def _placed(self, models: Collection[str | None]) -> Collection[str | None]:
+        """Wait until lines of some of these models should be brought here; returns of which."""
         self._runner.blocked += 1
         try:
-            if not self._stop.wanted:
-                with self._stop.ends_waiting():
-                    return await self._runner.placement.room(models)
-            return models
+            return await self._runner.placement.room(models)
         finally:
             self._runner.blocked -= 1
 

@@ -31,10 +31,21 @@ class Unsent:
         """Models of which something is left; None: lines that any worker may take."""
         return self._rows.keys()
 
-    def take(self, models: Collection[str | None], most: int) -> list[PlannedRequest]:
-        """Take the first lines for these models, as many as `most`."""
+    def take(
+        self, models: Collection[str | None], most: int, most_bytes: int | None = None
+    ) -> list[PlannedRequest]:
+        """Take the first lines for these models, as many as `most` and no more than `most_bytes` of them.
+
+        The first line is taken however long it is. None: as long as they are.
+        """
         rows = (self._rows[model] for model in models if model in self._rows)
-        taken = [request for _, request in islice(heapq.merge(*rows), most)]
+        taken: list[PlannedRequest] = []
+        total = 0
+        for _, request in islice(heapq.merge(*rows), most):
+            total += request.length
+            if taken and most_bytes is not None and total > most_bytes:
+                break
+            taken.append(request)
         for request in taken:
             left = self._rows[request.model]
             left.popleft()

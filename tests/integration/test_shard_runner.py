@@ -19,6 +19,7 @@ from dispatcher.batches.plan import open_plan
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.results import Usage, error_line
 from dispatcher.batches.storage import INPUT, BatchFiles, Storage
+from dispatcher.held_lines import HeldLines
 from dispatcher.placement import Closing
 from dispatcher.reply import Reply
 from dispatcher.shard import LATE, STOPPED, ShardEnd, ShardRunner
@@ -99,14 +100,14 @@ async def answers():
 
 @pytest.fixture
 def make_runner(storage, ledger, answers):
-    def make(owner="d1", room=None, **changes):
+    def make(owner="d1", room=None, answers=answers, **changes):
         settings = {"part_lines": 4, "part_age_s": 0.01, "hedge": True} | changes
         return ShardRunner(storage, ledger, room or Room(), answers, owner=owner, **settings)
 
     return make
 
 
-def batch_of(lines, models=("m",)):
+def batch_of(lines, models=("m",), prompt=""):
     rows = (
         {
             "custom_id": f"c{n}",
@@ -115,7 +116,7 @@ def batch_of(lines, models=("m",)):
             "body": {
                 "model": models[n % len(models)],
                 "max_tokens": 5,
-                "messages": [{"role": "user", "content": f"q{n}"}],
+                "messages": [{"role": "user", "content": f"{prompt}q{n}"}],
             },
         }
         for n in range(lines)
@@ -127,10 +128,15 @@ def batch_of(lines, models=("m",)):
 def submit(storage, ledger, rq_redis):
     """Puts a batch in progress; gives its id."""
 
-    async def submit(models=("m",), **options):
+    async def submit(models=("m",), lines=LINES, prompt="", **options):
         now_s = await ledger.now()
         record = prepare(
-            storage, batch_of(LINES, models), name="in", options=Options(**options), now_s=now_s, slots=1
+            storage,
+            batch_of(lines, models, prompt),
+            name="in",
+            options=Options(**options),
+            now_s=now_s,
+            slots=1,
         )
         await publish(ledger, rq_redis, storage.files(record.id))
         return record.id
@@ -184,6 +190,60 @@ async def test_lines_whose_model_has_room_are_sent_while_others_wait(make_runner
     assert (await running).count(ShardEnd.BATCH_DONE) == 1
     assert sorted(answers.asked.values()) == [1] * LINES
     assert (runner.feeding, runner.blocked) == (0, 0)
+
+
+class Burdened(Answers):
+    """Answers nothing until it is let go, then one after the other; notes what was read and unanswered."""
+
+    def __init__(self):
+        super().__init__()
+        self.held = 0
+        self.most = 0
+        self.turn = asyncio.Semaphore(0)
+
+    async def run(self, request):
+        self.held += len(request.body)
+        self.most = max(self.most, self.held)
+        self.reached.set()
+        try:
+            async with self.turn:
+                return await super().run(request)
+        finally:
+            self.held -= len(request.body)
+
+
+async def test_of_large_lines_so_many_bytes_are_held_and_the_rest_goes_when_they_are_answered(
+    make_runner, ledger, submit
+):
+    bound = 160_000
+    answers, held = Burdened(), HeldLines(bound)
+    batch = await submit(lines=64, prompt="x" * 10_000)
+    runner = make_runner(held=held, answers=answers)
+    shards = (await ledger.entry(batch)).shards
+    running = asyncio.gather(*(runner.run(batch, shard, 1) for shard in range(shards)))
+    async with asyncio.timeout(30):
+        while not held.waiting or runner.feeding > len(held.waiting):  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        assert bound * 3 / 4 < answers.held <= held.bytes <= bound + held.portion
+        assert runner.blocked == 0
+        answers.turn.release()
+        assert (await running).count(ShardEnd.BATCH_DONE) == 1
+    assert sorted(answers.asked.values()) == [1] * 64
+    assert answers.most <= bound + held.portion
+    assert held.bytes == 0
+
+
+async def test_a_stop_also_ends_the_wait_for_memory(make_runner, ledger, submit):
+    answers, held, stop = Burdened(), HeldLines(1), Stop()
+    batch = await submit()
+    running = asyncio.create_task(make_runner(held=held, answers=answers).run(batch, 0, 1, stop))
+    async with asyncio.timeout(30):
+        while not held.waiting:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0)
+        assert len(answers.asked) == 0
+        stop.want()
+        assert await running in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
+    assert held.bytes == 0
 
 
 @pytest.mark.parametrize(

@@ -37,5 +37,15 @@ def test_a_model_that_has_to_wait_is_passed_over_and_keeps_its_place():
     assert not unsent
 
 
+def test_large_lines_are_taken_up_to_so_many_bytes_but_one_always():
+    unsent = Unsent(
+        PlannedRequest(line, 0, length, "a", 1, None, 1, 0) for line, length in enumerate([9, 2, 3, 4])
+    )
+    assert lines(unsent.take(["a"], 9, 5)) == [0]
+    assert lines(unsent.take(["a"], 9, 5)) == [1, 2]
+    assert lines(unsent.take(["a"], 9, 5)) == [3]
+    assert not unsent
+
+
 def test_a_shard_without_lines_has_nothing_left():
     assert not left("")
