@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, NoReturn, cast
@@ -45,6 +45,9 @@ AGING_S = 30.0
 """A queue that was passed over for so long goes first once."""
 REST_S = 5.0
 """How long a queue that cannot be used is left alone, in seconds: a try may leave a job half taken."""
+MOST_OTHERS = 32
+"""So many jobs of a queue that are not ours, or that nobody could run, are done away with by one claim: each
+takes some round trips, and beats wait meanwhile."""
 _DEAF_S = 2.0
 """Pause before listening again for RQ's commands, in seconds."""
 
@@ -120,6 +123,8 @@ class JobClaims(BaseWorker):
         self._served = dict.fromkeys(self.queue_names(), clock())
         self._unusable: dict[str, float] = {}
         """Queues that could not be used at their last try, and when each is tried again, on the clock."""
+        self.more_waits = False
+        """Whether the last `claim` stopped among jobs that are not ours."""
         self._born = False
         self._suspended = False
 
@@ -216,11 +221,13 @@ class JobClaims(BaseWorker):
     def claim(self, queues: int | None = None) -> Claimed | None:
         """Take the next job, most urgent queue first, or None. A job that is not ours is failed on the way.
 
+        None with `more_waits`: there were so many of those that ours may stand behind them; ask again soon.
         `queues`: only of so many, the most urgent; None: of all. In a queue `turns` says which job is next.
 
         Each queue is popped on its own, into RQ's intermediate queue: a pop over several queues would lose
         the job when this process dies before it is registered [rq/rq#1716].
         """
+        self.more_waits = False
         for queue in self._by_turn(self.queues[:queues]):
             claimed = self._claim_from(queue)
             if claimed is not None:
@@ -313,11 +320,15 @@ class JobClaims(BaseWorker):
         return claimed
 
     def _next_of(self, queue: Queue) -> Claimed | None:
+        self._served[queue.name] = self._clock()
         with translated():
-            while (found := self._pop(queue)) is not None:
-                claimed = self._begin(*found)
+            for count, found in enumerate(self._popped(queue), 1):
+                claimed = None if found is None else self._begin(*found)
                 if claimed is not None:
                     return claimed
+                if count == MOST_OTHERS:
+                    self.more_waits = True
+                    break
         return None
 
     def _by_turn(self, queues: Sequence[Queue]) -> list[Queue]:
@@ -326,26 +337,30 @@ class JobClaims(BaseWorker):
         passed_over = [queue for queue in queues if now - self._served[queue.name] > AGING_S]
         return [*passed_over, *(queue for queue in queues if queue not in passed_over)]
 
-    def _pop(self, queue: Queue) -> tuple[PlainJob, Queue] | None:
-        self._served[queue.name] = self._clock()
+    def _popped(self, queue: Queue) -> Iterator[tuple[PlainJob, Queue] | None]:
+        """The jobs of a queue, as RQ's `dequeue_any` gives them but for which is next, until there is none.
+
+        None for each that nobody could run: somebody deleted it, or its record cannot be read.
+        """
         while True:
+            found = None
             try:
                 with translated():
-                    return self._dequeue(queue)
+                    job_id = self._turns.take(queue.name, queue.key, queue.intermediate_queue.key)
+                    if job_id is None:
+                        return
+                    found = self.queue_class._fetch_dequeued_job(  # noqa: SLF001 - the half of dequeue_any that follows the pop
+                        self.connection,
+                        queue.key,
+                        job_id,
+                        job_class=self.job_class,
+                        serializer=self.serializer,
+                    )
             except StoreUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever reading a stranger's record may raise
                 self._leave_out(queue, error)
-
-    def _dequeue(self, queue: Queue) -> tuple[PlainJob, Queue] | None:
-        """What RQ's `dequeue_any` does, but for which job is next."""
-        while (job_id := self._turns.take(queue.name, queue.key, queue.intermediate_queue.key)) is not None:
-            found = self.queue_class._fetch_dequeued_job(  # noqa: SLF001 - the half of dequeue_any that follows the pop
-                self.connection, queue.key, job_id, job_class=self.job_class, serializer=self.serializer
-            )
-            if found is not None:  # else somebody deleted the job
-                return cast("tuple[PlainJob, Queue]", found)  # of the class that was asked for
-        return None
+            yield cast("tuple[PlainJob, Queue] | None", found)  # of the class that was asked for
 
     def _leave_out(self, queue: Queue, error: Exception) -> None:
         """Forget a job whose record RQ cannot read: nor could it be failed, and maintenance would stumble."""

@@ -315,7 +315,8 @@ class Dispatcher:
                 queues = len(self.settings.queues) if room else held.most_urgent
                 if queues and not suspended and not self._ending.is_set():
                     claimed = await self._bookkeeping.step(claims.claim, queues)
-                self.placement.note_left(nothing=room and claimed is None and not self._shards.feeding)
+                nothing = claimed is None and not claims.more_waits
+                self.placement.note_left(nothing=room and nothing and not self._shards.feeding)
                 self._takes_jobs = True
             except StoreUnavailable as error:
                 log.warning("cannot take jobs now", error=str(error))
@@ -326,7 +327,7 @@ class Dispatcher:
                 await self._take_no_jobs(PAUSE_S[1])
                 continue
             if claimed is None:
-                idle_s = min(idle_s * 1.5, _IDLE_S[1])
+                idle_s = _IDLE_S[0] if claims.more_waits else min(idle_s * 1.5, _IDLE_S[1])
                 if await self._a_job_ends(held, idle_s):
                     idle_s = _IDLE_S[0]
                 continue

@@ -21,7 +21,7 @@ from rq.utils import utcformat
 from rq.webhook import Webhook
 
 from dispatcher import queues
-from dispatcher.claims import AGING_S, CLAIM_TTL_S, REST_S, JobClaims
+from dispatcher.claims import AGING_S, CLAIM_TTL_S, MOST_OTHERS, REST_S, JobClaims
 from dispatcher.running import FUNCTIONS
 from workers.connection import connect_sync
 from workers.errors import SettingsError, StoreUnavailable
@@ -214,6 +214,39 @@ def test_a_job_that_names_another_function_is_failed_and_never_imported(make_cla
     assert FailedJobRegistry("default", connection=connection).get_job_ids() == [strange.id]
     assert "forebay_trap" not in sys.modules
     assert (waiting(connection), intermediate(connection)) == ([], [])
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_among_many_jobs_that_nobody_here_can_run_a_claim_does_away_with_few_and_says_so(
+    make_claims, connection, trap, gone
+):
+    """Each takes some round trips, and the beats that keep claims alive wait in the same thread."""
+    plain = Queue("default", connection=connection, serializer=JSONSerializer)
+    strange = plain.enqueue_many([Queue.prepare_data(trap) for _ in range(2 * MOST_OTHERS + 5)])
+    if gone:
+        connection.delete(*(job.key for job in strange))
+    ours = queues.enqueue_request(connection, "default", BODY)
+    [last] = plain.enqueue_many([Queue.prepare_data(trap)])
+    claims = make_claims()
+    for left in (MOST_OTHERS + 7, 7):
+        assert claims.claim() is None
+        assert claims.more_waits
+        assert len(waiting(connection)) == left
+    assert claims.claim().id == ours
+    assert not claims.more_waits
+    assert claims.claim() is None
+    assert not claims.more_waits
+    assert fetch(connection, last.id).get_status() == JobStatus.FAILED
+
+
+def test_a_queue_full_of_others_jobs_keeps_no_other_queue_from_being_served(make_claims, connection, trap):
+    Queue("high", connection=connection, serializer=JSONSerializer).enqueue_many(
+        [Queue.prepare_data(trap) for _ in range(MOST_OTHERS + 1)]
+    )
+    ours = queues.enqueue_request(connection, "default", BODY)
+    claims = make_claims()
+    assert claims.claim().id == ours
+    assert len(waiting(connection, "high")) == 1
 
 
 def test_pickled_data_is_failed_and_never_unpickled(make_claims, connection, trap):
