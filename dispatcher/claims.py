@@ -27,6 +27,7 @@ from rq.utils import utcformat
 from rq.worker import BaseWorker, WorkerStatus
 from rq.worker_registration import register
 
+from dispatcher.host_clock import HostClock
 from dispatcher.plain_job import PlainJob
 from dispatcher.turns import Turns
 from dispatcher.upkeep import KeptQueue
@@ -97,9 +98,10 @@ class JobClaims(BaseWorker):
         functions: Mapping[str, Callable[..., object]],
         on_stop: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
+        host_clock: Callable[[], float] = time.time,
     ) -> None:
         """`functions`: dotted paths that may run, and what takes the arguments that each may have; none is
-        called. `on_stop` gets a job's id, in another thread.
+        called. `on_stop` gets a job's id, in another thread. `host_clock` is the one that RQ goes by.
         """
         with translated():
             super().__init__(
@@ -120,6 +122,7 @@ class JobClaims(BaseWorker):
         self._on_stop = on_stop
         self._turns = Turns(connection)
         self._clock = clock
+        self._host_clock = HostClock(connection, host_clock)
         self._served = dict.fromkeys(self.queue_names(), clock())
         self._unusable: dict[str, float] = {}
         """Queues that could not be used at their last try, and when each is tried again, on the clock."""
@@ -136,6 +139,7 @@ class JobClaims(BaseWorker):
         Raises SettingsError when another dispatcher of this name lives.
         """
         with translated():
+            self._host_clock.compare()
             if not self._born:
                 self._register()
             if self.pubsub_thread is None:
@@ -180,15 +184,21 @@ class JobClaims(BaseWorker):
     def _at_rest(self) -> WorkerStatus:
         return WorkerStatus.SUSPENDED if self._suspended else WorkerStatus.IDLE
 
+    @property
+    def clock_is_off(self) -> bool:
+        """Whether RQ would go by a wrong clock here: none is claimed, and nobody's taken over, meanwhile."""
+        return self._host_clock.is_off
+
     def maintain(self) -> None:
         """Requeue the jobs of dead dispatchers, when it is time."""
-        if self.should_run_maintenance_tasks:
+        if self.should_run_maintenance_tasks and not self.clock_is_off:
             with translated():
                 self.clean_registries()
 
     def beat(self, claimed: Iterable[Claimed]) -> None:
-        """Keep this dispatcher and all it holds alive."""
+        """Keep this dispatcher and all it holds alive, and look whether RQ goes by a right clock."""
         with translated():
+            self._host_clock.compare()
             self._reappear()
             self.heartbeat(CLAIM_TTL_S)
             for one in claimed:
@@ -228,6 +238,8 @@ class JobClaims(BaseWorker):
         the job when this process dies before it is registered [rq/rq#1716].
         """
         self.more_waits = False
+        if self.clock_is_off:
+            return None
         for queue in self._by_turn(self.queues[:queues]):
             claimed = self._claim_from(queue)
             if claimed is not None:

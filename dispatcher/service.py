@@ -306,6 +306,9 @@ class Dispatcher:
         suspended = False
         loop = asyncio.get_running_loop()
         while not self._ending.is_set():
+            if claims.clock_is_off:
+                await self._take_no_jobs(_IDLE_S[1])
+                continue
             try:
                 room = await self._room_soon()
                 if loop.time() - checked_at >= _SUSPENSION_CHECK_S:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import rq.executions
+import rq.registry
 import structlog
 from redis.exceptions import ConnectionError as Lost
 from redis.exceptions import TimeoutError as Stalled
@@ -411,6 +414,50 @@ def test_the_job_of_a_dead_dispatcher_is_queued_again_at_the_front(make_claims, 
     other.maintain()
     assert waiting(connection) == ["batch_1-0", "batch_1-1"]
     assert other.claim().id == "batch_1-0"
+
+
+@pytest.fixture
+def shift_clock(monkeypatch):
+    """Shifts this host's clock, as RQ and ours read it; gives it."""
+
+    def shift(seconds):
+        for module in (rq.registry, rq.executions):
+            monkeypatch.setattr(module, "current_timestamp", lambda: int(time.time() + seconds))
+        return lambda: time.time() + seconds
+
+    return shift
+
+
+@pytest.mark.parametrize("off_s", [30, -30])
+def test_a_host_whose_clock_is_off_takes_no_job_and_takes_nobody_s_over(
+    make_claims, connection, shift_clock, off_s
+):
+    """RQ stamps claims with one host's clock and holds them against another's."""
+    held = queues.enqueue_request(connection, "default", BODY)
+    assert make_claims("living").claim().id == held
+    left = queues.enqueue_request(connection, "default", BODY)
+    before = connection.zrange(started(connection).key, 0, -1, withscores=True)
+    off = make_claims("off", host_clock=shift_clock(off_s))
+    off.beat([])
+    off.maintain()
+    assert off.claim() is None
+    assert off.clock_is_off
+    assert not off.more_waits
+    assert waiting(connection) == [left]
+    assert connection.zrange(started(connection).key, 0, -1, withscores=True) == before
+
+
+def test_a_clock_that_goes_wrong_and_right_again_is_seen_with_the_next_beat(make_claims, connection):
+    job_id = queues.enqueue_request(connection, "default", BODY)
+    off_s = [0]
+    claims = make_claims(host_clock=lambda: time.time() + off_s[0])
+    assert not claims.clock_is_off
+    off_s[0] = 30
+    claims.beat([])
+    assert claims.clock_is_off
+    off_s[0] = 0
+    claims.beat([])
+    assert claims.claim().id == job_id
 
 
 def test_a_claim_that_is_kept_alive_stays(make_claims, connection):

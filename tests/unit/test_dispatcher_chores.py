@@ -51,6 +51,8 @@ async def test_a_chore_that_redis_does_not_answer_waits(dispatcher):
 class Spoiled:
     """Claims that fail twice in a way that nobody foresaw, then give a job."""
 
+    clock_is_off = False
+
     def __init__(self):
         self.left = [ValueError("spoiled"), ValueError("spoiled")]
 
@@ -86,3 +88,32 @@ async def test_whatever_keeps_jobs_from_being_taken_is_waited_out(dispatcher, mo
         await asyncio.wait_for(dispatcher._claim_jobs(Spoiled(), held, None), 10)
     assert held.begun == [("a job", None)]
     assert [line["event"] for line in logs] == ["cannot take jobs now"] * 2
+
+
+class Wrong(Spoiled):
+    """Claims of a host whose clock is wrong until it was looked at so often; then they give a job."""
+
+    def __init__(self, dispatcher):
+        self.left = []
+        self.dispatcher, self.looks, self.ready = dispatcher, 3, set()
+
+    @property
+    def clock_is_off(self):
+        self.ready.add(self.dispatcher._takes_jobs)
+        self.looks -= 1
+        return self.looks > 0
+
+
+async def test_while_the_host_s_clock_is_wrong_the_dispatcher_is_not_ready(dispatcher, monkeypatch):
+    monkeypatch.setattr("dispatcher.service._IDLE_S", (0.0, 0.0))
+
+    async def room():
+        return True
+
+    monkeypatch.setattr(dispatcher, "_room_soon", room)
+    held, wrong = Held(dispatcher), Wrong(dispatcher)
+    dispatcher._takes_jobs = True
+    await asyncio.wait_for(dispatcher._claim_jobs(wrong, held, None), 10)
+    assert held.begun == [("a job", None)]
+    assert wrong.ready == {True, False}
+    assert dispatcher._takes_jobs
