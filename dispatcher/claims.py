@@ -21,11 +21,12 @@ from rq.command import parse_payload
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.executions import Execution
 from rq.job import Job
+from rq.registry import clean_registries
 from rq.serializers import JSONSerializer
 from rq.suspension import is_suspended
-from rq.utils import utcformat
+from rq.utils import now, utcformat
 from rq.worker import BaseWorker, WorkerStatus
-from rq.worker_registration import register
+from rq.worker_registration import clean_worker_registry, register
 
 from dispatcher.host_clock import HostClock
 from dispatcher.plain_job import PlainJob
@@ -128,6 +129,8 @@ class JobClaims(BaseWorker):
         """Queues that could not be used at their last try, and when each is tried again, on the clock."""
         self.more_waits = False
         """Whether the last `claim` stopped among jobs that are not ours."""
+        self._neglected: set[str] = set()
+        """Queues in which nobody could look for jobs of the dead at the last try."""
         self._born = False
         self._suspended = False
 
@@ -192,8 +195,32 @@ class JobClaims(BaseWorker):
     def maintain(self) -> None:
         """Requeue the jobs of dead dispatchers, when it is time."""
         if self.should_run_maintenance_tasks and not self.clock_is_off:
-            with translated():
-                self.clean_registries()
+            self.clean_registries()
+
+    def clean_registries(self) -> None:
+        """What RQ's does, but that a spoiled key of one queue keeps no other's jobs from coming back."""
+        for queue in self.queues:
+            try:
+                with translated():
+                    self._look_after(queue)
+                self._neglected.discard(queue.name)
+            except StoreUnavailable:
+                raise
+            except Exception:
+                if queue.name not in self._neglected:
+                    log.exception("cannot look for jobs of dead dispatchers", queue=queue.name)
+                self._neglected.add(queue.name)
+        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it as None alone
+
+    def _look_after(self, queue: Queue) -> None:
+        if not queue.acquire_maintenance_lock():
+            return
+        try:
+            clean_registries(queue)
+            clean_worker_registry(queue)
+            queue.intermediate_queue.cleanup(self, queue)
+        finally:
+            queue.release_maintenance_lock()
 
     def beat(self, claimed: Iterable[Claimed]) -> None:
         """Keep this dispatcher and all it holds alive, and look whether RQ goes by a right clock."""

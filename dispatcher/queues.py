@@ -250,6 +250,10 @@ def _is_finalise(job_id: str) -> bool:
 
 
 def waiting_jobs(connection: SyncRedis, names: Iterable[str] = QUEUES) -> dict[str, int]:
-    """How many jobs wait in each queue."""
-    with translated():
-        return {name: queue(connection, name).count for name in names}
+    """How many jobs wait in each queue; one that somebody spoiled is left out. Raises StoreUnavailable."""
+    names = list(names)
+    with translated(), connection.pipeline(transaction=False) as pipeline:
+        for name in names:
+            pipeline.llen(queue(connection, name).key)
+        counts = pipeline.execute(raise_on_error=False)
+    return {name: count for name, count in zip(names, counts, strict=True) if isinstance(count, int)}

@@ -416,6 +416,25 @@ def test_the_job_of_a_dead_dispatcher_is_queued_again_at_the_front(make_claims, 
     assert other.claim().id == "batch_1-0"
 
 
+@pytest.mark.parametrize("spoilt", ["rq:wip:high", "rq:finished:high", "rq:queue:high:intermediate"])
+def test_a_spoiled_key_of_one_queue_keeps_no_other_s_jobs_from_coming_back(make_claims, connection, spoilt):
+    job_ids = [queues.enqueue_request(connection, name, BODY) for name in ("default", "low")]
+    dead = make_claims("dead")
+    for _ in job_ids:
+        dead.claim()
+    expire_claims(connection, "default")
+    expire_claims(connection, "low")
+    connection.set(spoilt, "x")
+    other = make_claims("other")
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            other.maintain()
+            other.last_cleaned_at = None
+    assert waiting(connection, "default") + waiting(connection, "low") == job_ids
+    assert [line["queue"] for line in logs if line["log_level"] == "error"] == ["high"]
+    assert not connection.exists("rq:clean_registries:high")
+
+
 @pytest.fixture
 def shift_clock(monkeypatch):
     """Shifts this host's clock, as RQ and ours read it; gives it."""

@@ -133,3 +133,9 @@ def test_an_inline_request_keeps_its_result_as_long_as_it_asks(connection):
     assert (tuple(job.args), job.kwargs) == ((body,), {"url": "/v1/embeddings", "timeout_s": 3})
     assert (job.result_ttl, job.failure_ttl) == (60, 60)
     assert queues.waiting_jobs(connection) == {"high": 1, "default": 0, "low": 0}
+
+
+def test_a_queue_that_somebody_spoiled_is_left_out_of_those_that_are_counted(connection):
+    queues.enqueue_request(connection, "low", {"model": "m"})
+    connection.set("rq:queue:high", "x")
+    assert queues.waiting_jobs(connection) == {"default": 0, "low": 1}
