@@ -216,13 +216,13 @@ class Assignment(Generic[Granted]):
     def _not_counted(self) -> AbstractSet[Hashable]:
         return self._stranded | self._apart
 
-    def has_room(self, backlog: Backlog[Granted]) -> bool:
-        """Whether more requests should be brought, whatever they ask for."""
-        return quota.has_room(backlog, self.fleet, self._not_counted)
+    def has_room(self, backlog: Backlog[Granted], urgency: int | None = None) -> bool:
+        """Whether more requests should be brought, whatever they ask for. `urgency` None: any."""
+        return quota.has_room(backlog, self.fleet, self._not_counted, urgency)
 
-    def has_room_for(self, model: str | None, backlog: Backlog[Granted]) -> bool:
-        """Whether more requests for this model should be brought."""
-        return quota.has_room_for(model, backlog, self.fleet, self._not_counted)
+    def has_room_for(self, model: str | None, backlog: Backlog[Granted], urgency: int | None = None) -> bool:
+        """Whether more requests for this model should be brought. `urgency` None: any."""
+        return quota.has_room_for(model, backlog, self.fleet, self._not_counted, urgency)
 
     def others_idle(self, backlog: Backlog[Granted], now_s: float) -> bool:
         """Whether somebody idles who serves nothing of what waits."""
@@ -233,7 +233,7 @@ class Assignment(Generic[Granted]):
         self._rooms.clear()
         self._busy.clear()
         self._unmet.clear()
-        lanes = {lane: model for lane, model, _, _ in backlog.lanes()}
+        lanes = {lane.key: lane.model for lane in backlog.lanes()}
         models = set(lanes.values())
         self._cheapest = {model: cost for model, cost in self._cheapest.items() if model in models}
         self._stranded &= lanes.keys()

@@ -1,8 +1,9 @@
 """Requests that wait for a lease, in the order they shall get one. Pure: no clock, no I/O.
 
-Who asks the fleet for leases is `placement`. Requests of one batch that no worker can tell apart stand in one
-lane; when the head of a lane finds every worker busy, so would the others, and none of them is asked for.
-Between batches, what each has had of a model's workers decides (`dues`); requests of no batch go first.
+Who asks the fleet for leases is `placement`. Requests of one batch and urgency that no worker can tell apart
+stand in one lane; when the head of a lane finds every worker busy, so would the others, and none of them is
+asked for. Between batches, what each has had of a model's workers decides (`dues`); requests of no batch go
+first.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from dispatcher.dues import Dues
 from dispatcher.scheduler.question import Need
@@ -49,7 +50,20 @@ class Waiting(Generic[Granted]):
         self.rank = (self.urgency, -need.cost_tokens, self.serial)
         # Contexts of one power of two fit the same workers, nearly always.
         context = need.context_tokens.bit_length()
-        self.key = (self.batch_id, need.model, need.strategy, need.tried, context)
+        self.key = (self.urgency, self.batch_id, need.model, need.strategy, need.tried, context)
+
+
+class Lane(NamedTuple):
+    """One lane: what tells it from others, what its requests have in common, and how many wait in it.
+
+    `declined`: whether they rather wait than take the room that there was.
+    """
+
+    key: Hashable
+    model: str | None
+    urgency: int
+    waiting: int
+    declined: bool
 
 
 class Backlog(Generic[Granted]):
@@ -59,6 +73,8 @@ class Backlog(Generic[Granted]):
         self._lanes: dict[Hashable, list[tuple[_Rank, Waiting[Granted]]]] = {}
         self._dues: defaultdict[str | None, Dues] = defaultdict(Dues)
         """By model: batches that ask for different ones do not take anything from each other."""
+        self.announced: Counter[tuple[str | None, int]] = Counter()
+        """Requests that are about to join, by model and urgency: whoever brings more counts them already."""
         self._serials = itertools.count()
         self._count = 0
 
@@ -128,12 +144,12 @@ class Backlog(Generic[Granted]):
     def _dues_of(self, waiting: Waiting[Granted]) -> Dues:
         return self._dues[waiting.need.model]
 
-    def lanes(self) -> Iterator[tuple[Hashable, str | None, int, bool]]:
-        """Each lane with its model, how many wait in it, and whether they have declined room."""
+    def lanes(self) -> Iterator[Lane]:
+        """Each lane in which somebody waits."""
         for key, lane in self._lanes.items():
             if lane:
                 first = lane[0][1]
-                yield key, first.need.model, len(lane), first.declined is not None
+                yield Lane(key, first.need.model, first.urgency, len(lane), first.declined is not None)
 
     def count(self, model: str | None, urgency: int) -> int:
         """How many requests of this urgency wait for a model."""

@@ -110,9 +110,14 @@ class Keeper:
         if len(self._unwritten) in (1, self._part_lines):
             self._due.set()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether so many results wait for the storage that nothing more should be sent."""
+        return len(self._unwritten) > _MOST_UNWRITTEN * self._part_lines
+
     async def room(self) -> None:
         """Wait until the storage keeps up."""
-        while len(self._unwritten) > _MOST_UNWRITTEN * self._part_lines:
+        while self.is_behind:
             self._written.clear()
             await self._written.wait()
 

@@ -9,8 +9,9 @@ counts a lease twice. Who of the waiting goes where is `assignment`'s subject, t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from random import Random
 
 import structlog
@@ -69,7 +70,7 @@ class Placement:
         self._recall = Recall()
         self._wake = asyncio.Event()
         self._passed = asyncio.Event()
-        """Set for a moment after each pass: there may be room."""
+        """Set for a moment after each pass, and after each announcement: there may be room."""
         self._closing = False
 
     # -- what a request does --------------------------------------------------------------------------------
@@ -114,22 +115,40 @@ class Placement:
 
     # -- what the service asks ------------------------------------------------------------------------------
 
-    async def room(self, models: Collection[str | None]) -> Collection[str | None]:
+    async def room(self, models: Collection[str | None], urgency: int) -> Collection[str | None]:
         """Wait until more requests for one of these models should be brought here; returns for which.
 
-        Few of them are waiting for the slots that there are. Those for whom there is no worker at all do not
-        count, within bounds: others need not wait for them. Never waits once `close` was called.
+        Few that are as urgent, or more so, are waiting for the slots that there are. Those for whom there is
+        no worker at all do not count, within bounds: others need not wait for them. Who has to wait for
+        something before they join tells so at once (`announced`). Never waits once `close` was called.
         """
         while not self._closing:
-            with_room = [model for model in models if self._assignment.has_room_for(model, self._backlog)]
+            with_room = [
+                model for model in models if self._assignment.has_room_for(model, self._backlog, urgency)
+            ]
             if with_room:
                 return with_room
             await self._passed.wait()
         return models
 
-    async def any_room(self) -> None:
+    @contextlib.contextmanager
+    def announced(self, coming: Counter[str | None], urgency: int) -> Iterator[None]:
+        """Have so many requests, by model, count as waiting for whoever asks for `room`, while they are read.
+
+        Else all who wait for room would see the same, and each bring as many. `has_room` does not count them:
+        a storage that is slow shall keep no job from being taken.
+        """
+        announced = Counter({(model, urgency): count for model, count in coming.items()})
+        self._backlog.announced += announced
+        try:
+            yield
+        finally:
+            self._backlog.announced -= announced
+            self._tell_passed()
+
+    async def any_room(self, urgency: int | None = None) -> None:
         """Wait until `has_room`."""
-        while not self.has_room:
+        while not self.has_room(urgency):
             await self._passed.wait()
 
     def saw_answer(
@@ -158,10 +177,9 @@ class Placement:
         while (waiting := self._backlog.first(set())) is not None:
             waiting.granted.set_exception(Closing())
 
-    @property
-    def has_room(self) -> bool:
-        """Whether more requests should be brought here, whatever they ask for."""
-        return self._closing or self._assignment.has_room(self._backlog) or self.others_idle
+    def has_room(self, urgency: int | None = None) -> bool:
+        """Whether more requests of this urgency should be brought here, whatever they ask for; None: any."""
+        return self._closing or self._assignment.has_room(self._backlog, urgency) or self.others_idle
 
     @property
     def others_idle(self) -> bool:

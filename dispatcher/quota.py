@@ -2,7 +2,9 @@
 
 Few wait for the slots that there are: what waits here could be sent by another dispatcher, and holds memory.
 Each model is counted against the slots of those who serve it, so that a model whose workers are full and slow
-takes no room from another whose workers idle. Who of the waiting goes where is `assignment`'s subject.
+takes no room from another whose workers idle. And who asks for what is urgent counts only what would not go
+after it, so that a batch takes no room from more urgent requests; all bounds are for each urgency, therefore.
+Who of the waiting goes where is `assignment`'s subject.
 """
 
 from __future__ import annotations
@@ -41,45 +43,63 @@ class _Count:
     apart: int
 
 
-def _count(backlog: Backlog[Any], apart: _Lanes, slots: float, *of: str | None) -> _Count:
+def _count(
+    backlog: Backlog[Any], apart: _Lanes, slots: float, urgency: int | None, *of: str | None
+) -> _Count:
     """Count those that wait for so many slots, `of` these models; all where none is given."""
     busy = patient = lost = 0
-    for lane, model, count, declined in backlog.lanes():
-        if of and model not in of:
+    for lane in backlog.lanes():
+        if (of and lane.model not in of) or (urgency is not None and lane.urgency > urgency):
             continue
-        if lane in apart:
-            lost += count
-        elif declined:
-            patient += count
+        if lane.key in apart:
+            lost += lane.waiting
+        elif lane.declined:
+            patient += lane.waiting
         else:
-            busy += count
+            busy += lane.waiting
     return _Count(busy + max(0, int(patient - max(_LEAST_PATIENT, slots))), lost)
 
 
-def has_room(backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes) -> bool:
-    """Whether more should be brought, whatever it asks for.
+def has_room(backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes, urgency: int | None = None) -> bool:
+    """Whether more of this urgency should be brought, whatever it asks for; None: however urgent it is.
 
     `apart`: lanes for which there is no worker at all, or that wait for few workers while others of their
     model have room. They do not count, within bounds: others need not wait for them.
     """
     slots = float(fleet.limit.sum())
-    count = _count(backlog, apart, slots)
+    count = _count(backlog, apart, slots, urgency)
     return count.busy < _enough(slots) and count.apart < _MOST_APART
 
 
-def has_room_for(model: str | None, backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes) -> bool:
-    """Whether more requests for one model should be brought, whatever waits for others, within bounds."""
+def has_room_for(
+    model: str | None,
+    backlog: Backlog[Any],
+    fleet: FleetModel,
+    apart: _Lanes,
+    urgency: int | None = None,
+) -> bool:
+    """Whether more requests of this urgency for one model should be brought, whatever waits for others,
+    within bounds. Those that are about to join count as waiting.
+    """
     slots = float(fleet.limit.sum())
-    every = _count(backlog, apart, slots)
-    if every.busy >= max(MOST_WAITING, _enough(slots)):
+    every = _count(backlog, apart, slots, urgency)
+    if every.busy + _announced(backlog, urgency) >= max(MOST_WAITING, _enough(slots)):
         return False
     serving = fleet.serving(model)
     if serving is not None:
         slots = float(fleet.limit[serving].sum())
-    mine = _count(backlog, apart, slots, model)
+    mine = _count(backlog, apart, slots, urgency, model)
     if mine.apart and every.apart >= _MOST_APART:
         return False
-    return mine.busy < _enough(slots)
+    return mine.busy + _announced(backlog, urgency, model) < _enough(slots)
+
+
+def _announced(backlog: Backlog[Any], urgency: int | None, *of: str | None) -> int:
+    return sum(
+        count
+        for (model, its_urgency), count in backlog.announced.items()
+        if (not of or model in of) and (urgency is None or its_urgency <= urgency)
+    )
 
 
 def others_idle(backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes, now_s: float) -> bool:
@@ -87,7 +107,7 @@ def others_idle(backlog: Backlog[Any], fleet: FleetModel, apart: _Lanes, now_s: 
     if len(backlog) >= MOST_WAITING:
         return False
     idle = fleet.room(None, now_s)
-    for model in {model for lane, model, _, _ in backlog.lanes() if lane not in apart}:
+    for model in {lane.model for lane in backlog.lanes() if lane.key not in apart}:
         serving = fleet.serving(model)
         if serving is None:
             return False

@@ -121,12 +121,6 @@ class RunningJobs:
         return len(self._running)
 
     @property
-    def most_urgent(self) -> int:
-        """The urgency of the most urgent job held, 0 the highest; how many queues there are when none is."""
-        held = (self._queue_names.index(one.claimed.queue.name) for one in self._running.values())
-        return min(held, default=len(self._queue_names))
-
-    @property
     def claimed(self) -> list[Claimed]:
         """What is held, for heartbeats."""
         return [one.claimed for one in self._running.values()]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Callable
 from random import Random
 from typing import Any
@@ -53,9 +54,9 @@ from workers.store import FleetStore
 log = structlog.get_logger(__name__)
 
 _MOST_FEEDING = 2
-"""Shards that send their lines: each has up to 256 of them."""
+"""Shards that send their lines, of one urgency and all above it: each has up to 256 of them."""
 _MOST_OPEN = 64
-"""Shards with lines left to send, those included whose models all have to wait."""
+"""Shards with lines left to send, likewise, those included whose models all have to wait."""
 _IDLE_S = (0.02, 0.1)
 _SUSPENSION_CHECK_S = 1.0
 
@@ -299,7 +300,7 @@ class Dispatcher:
     async def _claim_jobs(self, claims: JobClaims, held: RunningJobs, group: asyncio.TaskGroup) -> None:
         """Take jobs while there is room for their requests, until the service ends.
 
-        Without room only a job more urgent than all that is held is taken: it would go first anyway.
+        What is less urgent takes no room from them: it goes after them anyway.
         """
         idle_s = _IDLE_S[0]
         checked_at = float("-inf")
@@ -310,16 +311,16 @@ class Dispatcher:
                 await self._take_no_jobs(_IDLE_S[1])
                 continue
             try:
-                room = await self._room_soon()
+                queues = self._queues_with_room
                 if loop.time() - checked_at >= _SUSPENSION_CHECK_S:
                     suspended = await self._bookkeeping.step(claims.suspended)
                     checked_at = loop.time()
                 claimed = None
-                queues = len(self.settings.queues) if room else held.most_urgent
                 if queues and not suspended and not self._ending.is_set():
                     claimed = await self._bookkeeping.step(claims.claim, queues)
-                nothing = claimed is None and not claims.more_waits
-                self.placement.note_left(nothing=room and nothing and not self._shards.feeding)
+                nothing = claimed is None and not claims.more_waits and queues == len(self.settings.queues)
+                feeding = self._shards.feeding.total() > 0
+                self.placement.note_left(nothing=nothing and not feeding)
                 self._takes_jobs = True
             except StoreUnavailable as error:
                 log.warning("cannot take jobs now", error=str(error))
@@ -331,36 +332,56 @@ class Dispatcher:
                 continue
             if claimed is None:
                 idle_s = _IDLE_S[0] if claims.more_waits else min(idle_s * 1.5, _IDLE_S[1])
-                if await self._a_job_ends(held, idle_s):
+                if await self._something_changes(held, queues, idle_s):
                     idle_s = _IDLE_S[0]
                 continue
             idle_s = _IDLE_S[0]
             held.start(claimed, group)
+            await asyncio.sleep(0)  # lets its request join the backlog, so that it is counted
 
     async def _take_no_jobs(self, seconds: float) -> None:
         self._takes_jobs = False
         await self._pause(seconds)
 
-    async def _room_soon(self) -> bool:
-        """Whether there is room for another job's requests, now or in a moment."""
-        feeding, blocked = self._shards.feeding, self._shards.blocked
-        if feeding - blocked >= _MOST_FEEDING or feeding >= _MOST_OPEN:
-            return False
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_IDLE_S[1]):
-                await self.placement.any_room()
-        return self.placement.has_room
+    @property
+    def _queues_with_room(self) -> int:
+        """Of how many queues, the most urgent first, another job's requests have room."""
+        urgencies = range(len(self.settings.queues))
+        return next(
+            (
+                urgency
+                for urgency in urgencies
+                if self._shards_suffice(urgency) or not self.placement.has_room(urgency)
+            ),
+            len(urgencies),
+        )
 
-    async def _a_job_ends(self, held: RunningJobs, within_s: float) -> bool:
-        """Wait so long for the end of one of our jobs: it may have queued another, a finaliser mostly."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await held.ended.wait()
-        ended = held.ended.is_set()
+    def _shards_suffice(self, urgency: int) -> bool:
+        """Whether shards that are so urgent, or more so, bring all that they should."""
+        feeding = _up_to(urgency, self._shards.feeding)
+        return feeding - _up_to(urgency, self._shards.blocked) >= _MOST_FEEDING or feeding >= _MOST_OPEN
+
+    async def _something_changes(self, held: RunningJobs, queues: int, within_s: float) -> bool:
+        """Wait so long for room for jobs of more queues than so many, or for the end of one of our jobs: it
+        may have queued another, a finaliser mostly.
+        """
+        hoped: list[asyncio.Task[Any]] = [asyncio.create_task(held.ended.wait())]
+        if queues < len(self.settings.queues) and not self._shards_suffice(queues):
+            hoped.append(asyncio.create_task(self.placement.any_room(queues)))
+        try:
+            changes, _ = await asyncio.wait(hoped, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in hoped:
+                one.cancel()
         held.ended.clear()
-        return ended
+        return bool(changes)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._ending.wait()
+
+
+def _up_to(urgency: int, counts: Counter[int]) -> int:
+    """How many there are of what is so urgent, or more so."""
+    return sum(count for of, count in counts.items() if of <= urgency)

@@ -8,8 +8,10 @@ shard counted done before its job is acknowledged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum, auto
 from functools import partial
@@ -103,9 +105,9 @@ class ShardRunner:
         self.reserved = reserved
         self.held = held or HeldLines()
         self.clock = clock
-        self.feeding = 0
-        """Shards that have lines left to send: while there are some, another shard brings nothing."""
-        self.blocked = 0
+        self.feeding: Counter[int] = Counter()
+        """Shards that have lines left to send, by urgency: while there are some, another brings nothing."""
+        self.blocked: Counter[int] = Counter()
         """Those of them that wait for room: the workers of all their models have enough waiting here."""
 
     async def run(
@@ -123,14 +125,14 @@ class ShardRunner:
         every line that is left ends with an error, and the shard as ever. `on_claim` hears of the claim as
         soon as it is made: unless the shard is done, whoever goes on living hands it back to the ledger.
         """
-        self.feeding += 1
+        self.feeding[urgency] += 1
         try:
             run, todo = await self._begin(batch_id, shard, urgency, stop or Stop(), on_claim)
         except BaseException:
-            self.feeding -= 1
+            self.feeding[urgency] -= 1
             raise
         if run is None:
-            self.feeding -= 1
+            self.feeding[urgency] -= 1
             return ShardEnd.NOT_WANTED
         return await run.to_its_end(todo)
 
@@ -250,7 +252,7 @@ class _Run:
             else:
                 await self._send_in_chunks(todo, group)
         finally:
-            self._runner.feeding -= 1
+            self._runner.feeding[self._urgency] -= 1
 
     async def _send_carefully(self, todo: Sequence[PlannedRequest]) -> None:
         """One group at a time, each durable before the next: earlier claims died, and a line may be why."""
@@ -291,11 +293,13 @@ class _Run:
         unsent = Unsent(todo)
         while unsent:
             models = await self._room(unsent.models)
-            await self._keeper.room()
             if self._left_open:
                 return
+            if self._keeper.is_behind:
+                await self._keeper.room()
+                continue  # others may have taken the room meanwhile
             chunk = unsent.take(models, _CHUNK, self._runner.held.portion)
-            with self._runner.held.reading(chunk, self._urgency):
+            with self._coming(chunk):
                 lines = await self._read(chunk)
                 for planned, line in zip(chunk, lines, strict=True):
                     request = self._exchange.request(planned, line, shared)
@@ -303,7 +307,17 @@ class _Run:
                         request = replace(request, hedge=False, alone=alone)
                     task = group.create_task(self._answer(planned, line, request))
                     self._runner.held.hold(planned, self._urgency, until=task)
-            await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
+                await asyncio.sleep(0)  # lets them join the backlog, so that room() sees them
+
+    @contextlib.contextmanager
+    def _coming(self, chunk: Sequence[PlannedRequest]) -> Iterator[None]:
+        """Count lines, while they are read, as held and as waiting."""
+        models = Counter(planned.model for planned in chunk)
+        with (
+            self._runner.held.reading(chunk, self._urgency),
+            self._runner.placement.announced(models, self._urgency),
+        ):
+            yield
 
     async def _read(self, chunk: Sequence[PlannedRequest]) -> list[Line]:
         """Read lines of the input. A storage that cannot now is waited for a while: what is in flight, and
@@ -335,11 +349,11 @@ class _Run:
 
     async def _placed(self, models: Collection[str | None]) -> Collection[str | None]:
         """Wait until lines of some of these models should be brought here; returns of which."""
-        self._runner.blocked += 1
+        self._runner.blocked[self._urgency] += 1
         try:
-            return await self._runner.placement.room(models)
+            return await self._runner.placement.room(models, self._urgency)
         finally:
-            self._runner.blocked -= 1
+            self._runner.blocked[self._urgency] -= 1
 
     async def _answer(self, planned: PlannedRequest, line: Line, request: Request) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 
 import msgspec
@@ -119,8 +120,11 @@ async def test_what_no_longer_counts_goes_first_and_all_of_it(valkey, monkeypatc
 class Room:
     """A fleet that always has room."""
 
-    async def room(self, models):
+    async def room(self, models, urgency):
         return set(models)
+
+    def announced(self, coming, urgency):
+        return contextlib.nullcontext()
 
     def saw_answer(self, *_, **__):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 from collections import Counter
@@ -30,8 +31,11 @@ ANSWER = b'{"usage":{"prompt_tokens":3,"completion_tokens":5}}'
 class Room:
     """A fleet that always has room."""
 
-    async def room(self, models):
+    async def room(self, models, urgency):
         return models
+
+    def announced(self, coming, urgency):
+        return contextlib.nullcontext()
 
     def saw_answer(self, *_, **__):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import json
 import threading
@@ -15,7 +16,7 @@ from dispatcher.attempts import Answered, Course, Unanswered
 from dispatcher.batches.errors import StorageError, StorageFullError
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.parts import Entry, PartWriter, done_lines, shard_entries
-from dispatcher.batches.plan import open_plan
+from dispatcher.batches.plan import open_plan, read_lines
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.results import Usage, error_line
 from dispatcher.batches.storage import INPUT, BatchFiles, Storage
@@ -39,12 +40,21 @@ class Room:
     def __init__(self):
         self.full = set()
         self.freed = asyncio.Event()
+        self.coming = Counter()
 
-    async def room(self, models):
+    async def room(self, models, urgency):
         if not set(models) - self.full:
             await self.freed.wait()
             self.full.clear()
         return set(models) - self.full
+
+    @contextlib.contextmanager
+    def announced(self, coming, urgency):
+        self.coming[urgency] += coming.total()
+        try:
+            yield
+        finally:
+            self.coming[urgency] -= coming.total()
 
     def saw_answer(self, *_, **__):
         return None
@@ -183,13 +193,34 @@ async def test_lines_whose_model_has_room_are_sent_while_others_wait(make_runner
     shards = (await ledger.entry(batch)).shards
     running = asyncio.gather(*(runner.run(batch, shard, 1) for shard in range(shards)))
     async with asyncio.timeout(30):
-        while answers.asked.total() < LINES // 2 or runner.feeding > runner.blocked:  # noqa: ASYNC110 - no event
+        while answers.asked.total() < LINES // 2 or runner.feeding.total() > runner.blocked.total():  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
     assert {request.need.model for request in answers.requests} == {"fast"}
     room.freed.set()
     assert (await running).count(ShardEnd.BATCH_DONE) == 1
     assert sorted(answers.asked.values()) == [1] * LINES
-    assert (runner.feeding, runner.blocked) == (0, 0)
+    assert (runner.feeding.total(), runner.blocked.total()) == (0, 0)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_lines_are_announced_while_they_are_read_and_no_longer(
+    make_runner, batch, answers, monkeypatch, fails
+):
+    room, announced = Room(), []
+    runner = make_runner(room=room)
+
+    def read(files, chunk):
+        announced.append((dict(room.coming), dict(runner.feeding), len(chunk)))
+        if fails:
+            raise ValueError("spoiled")
+        return read_lines(files, chunk)
+
+    monkeypatch.setattr("dispatcher.shard.read_lines", read)
+    with pytest.raises(ExceptionGroup) if fails else contextlib.nullcontext():
+        await runner.run(batch, 0, 2)
+    assert announced
+    assert all((coming, feeding) == ({2: count}, {2: 1}) for coming, feeding, count in announced)
+    assert (room.coming.total(), runner.feeding.total()) == (0, 0)
 
 
 class Burdened(Answers):
@@ -222,10 +253,10 @@ async def test_of_large_lines_so_many_bytes_are_held_and_the_rest_goes_when_they
     shards = (await ledger.entry(batch)).shards
     running = asyncio.gather(*(runner.run(batch, shard, 1) for shard in range(shards)))
     async with asyncio.timeout(30):
-        while not held.waiting or runner.feeding > len(held.waiting):  # noqa: ASYNC110 - no event
+        while not held.waiting or runner.feeding.total() > len(held.waiting):  # noqa: ASYNC110 - no event
             await asyncio.sleep(0)
         assert bound * 3 / 4 < answers.held <= held.bytes <= bound + held.portion
-        assert runner.blocked == 0
+        assert runner.blocked.total() == 0
         answers.turn.release()
         assert (await running).count(ShardEnd.BATCH_DONE) == 1
     assert sorted(answers.asked.values()) == [1] * 64
@@ -290,7 +321,7 @@ async def test_a_dispatcher_that_ends_leaves_the_shard_open(make_runner, ledger,
     runner = make_runner()
     ends = await run_all(runner, ledger, batch)
     assert ShardEnd.OPEN in ends
-    assert runner.feeding == 0
+    assert runner.feeding.total() == 0
     answers.special.clear()
     assert ShardEnd.BATCH_DONE in await run_all(make_runner("d2"), ledger, batch)
     assert answers.asked.pop("q3") == 2
@@ -307,7 +338,7 @@ async def test_a_shard_that_was_claimed_anew_during_its_last_lines_is_left_alone
     await ledger.claim(batch, 0, "new")
     answers.let_go.set()
     assert await task is ShardEnd.FENCED
-    assert runner.feeding == 0
+    assert runner.feeding.total() == 0
 
 
 async def test_a_shard_that_was_claimed_anew_before_its_last_report_is_left_alone(
@@ -525,14 +556,14 @@ async def test_a_shard_that_is_stopped_before_it_begins_sends_nothing(make_runne
     stop.want()
     runner = make_runner()
     assert await runner.run(batch, 0, 1, stop) in (ShardEnd.DONE, ShardEnd.BATCH_DONE)
-    assert (answers.asked, runner.feeding) == (Counter(), 0)
+    assert (answers.asked, runner.feeding.total()) == (Counter(), 0)
     assert (await ledger.entry(batch)).failed > 0
 
 
 async def test_a_stop_ends_waiting_for_room(make_runner, batch, answers, monkeypatch):
     waits = asyncio.Event()
 
-    async def no_room(_self, _models):
+    async def no_room(_self, _models, _urgency):
         waits.set()
         await asyncio.Event().wait()
 
@@ -563,4 +594,4 @@ async def test_a_shard_of_a_batch_that_ended_is_not_wanted(make_runner, ledger, 
     assert await runner.run(batch, 0, 1) is ShardEnd.NOT_WANTED
     await ledger.forget(batch)
     assert await runner.run(batch, 0, 1) is ShardEnd.NOT_WANTED
-    assert (answers.asked, runner.feeding) == (Counter(), 0)
+    assert (answers.asked, runner.feeding.total()) == (Counter(), 0)

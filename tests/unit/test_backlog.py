@@ -108,9 +108,9 @@ def test_lanes_tell_their_model_how_many_wait_and_whether_they_have_declined(loo
     assert declined.need.model == "a"
     declined.declined = 7
     backlog.rejoin(declined)
-    found = {(model, count, declined) for _, model, count, declined in backlog.lanes()}
+    found = {(lane.model, lane.waiting, lane.declined) for lane in backlog.lanes()}
     assert found == {("a", 2, False), ("a", 1, True), ("b", 1, False)}
-    assert {lane for lane, _, _, declined in backlog.lanes() if declined} == {backlog.lane(declined)}
+    assert {lane.key for lane in backlog.lanes() if lane.declined} == {backlog.lane(declined)}
     drained(backlog)
     assert list(backlog.lanes()) == []
 

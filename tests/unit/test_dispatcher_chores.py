@@ -78,11 +78,6 @@ class Held:
 
 async def test_whatever_keeps_jobs_from_being_taken_is_waited_out(dispatcher, monkeypatch):
     monkeypatch.setattr("dispatcher.service.PAUSE_S", (0.0, 0.0))
-
-    async def room():
-        return True
-
-    monkeypatch.setattr(dispatcher, "_room_soon", room)
     held = Held(dispatcher)
     with structlog.testing.capture_logs() as logs:
         await asyncio.wait_for(dispatcher._claim_jobs(Spoiled(), held, None), 10)
@@ -106,11 +101,6 @@ class Wrong(Spoiled):
 
 async def test_while_the_host_s_clock_is_wrong_the_dispatcher_is_not_ready(dispatcher, monkeypatch):
     monkeypatch.setattr("dispatcher.service._IDLE_S", (0.0, 0.0))
-
-    async def room():
-        return True
-
-    monkeypatch.setattr(dispatcher, "_room_soon", room)
     held, wrong = Held(dispatcher), Wrong(dispatcher)
     dispatcher._takes_jobs = True
     await asyncio.wait_for(dispatcher._claim_jobs(wrong, held, None), 10)

@@ -8,6 +8,7 @@ import functools
 import math
 import random
 import time
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -448,11 +449,11 @@ async def test_those_without_any_worker_take_no_room_from_others(monkeypatch):
     placement = make(store)
     async with passes(placement):
         lost = [asyncio.create_task(placement.lease(need("nobody"), 1)) for _ in range(40)]
-        await until(lambda: placement.waiting == 40 and placement.has_room)
+        await until(lambda: placement.waiting == 40 and placement.has_room())
         assert placement.without_worker is not None
         assert (await placement.lease(need(), 1)).worker_id == A
         many = [asyncio.create_task(placement.lease(need(), 1)) for _ in range(40)]
-        await until(lambda: not placement.has_room)
+        await until(lambda: not placement.has_room())
         for task in many + lost:
             task.cancel()
 
@@ -463,7 +464,7 @@ async def test_even_those_without_a_worker_are_bounded(monkeypatch):
     placement = make(Store())
     async with passes(placement):
         lost = [asyncio.create_task(placement.lease(need("nobody"), 1)) for _ in range(20)]
-        await until(lambda: placement.waiting == 20 and not placement.has_room)
+        await until(lambda: placement.waiting == 20 and not placement.has_room())
         for task in lost:
             task.cancel()
 
@@ -476,13 +477,13 @@ async def test_a_model_whose_worker_is_full_takes_no_room_from_another():
         held = await placement.lease(need("big"), 1)
         waiting = [asyncio.create_task(placement.lease(need("big"), 1)) for _ in range(20)]
         await until(lambda: placement.waiting == 20)
-        assert await placement.room(["big", "small"]) == ["small"]
-        assert placement.has_room  # somebody idles, and another job may be for him
+        assert await placement.room(["big", "small"], 1) == ["small"]
+        assert placement.has_room()  # somebody idles, and another job may be for him
         other = await placement.lease(need("small"), 1)
-        await until(lambda: not placement.has_room)
-        room = asyncio.create_task(placement.room(["big"]))
+        await until(lambda: not placement.has_room())
+        room = asyncio.create_task(placement.room(["big"], 1))
         placement.give_back(other, Verdict.SUCCESS)
-        await until(lambda: placement.has_room)
+        await until(placement.has_room)
         assert not room.done()
         for task in waiting[:10]:
             task.cancel()
@@ -492,17 +493,51 @@ async def test_a_model_whose_worker_is_full_takes_no_room_from_another():
             task.cancel()
 
 
+async def test_a_full_backlog_keeps_nobody_waiting_who_is_more_urgent():
+    placement = make(Store(**{A: 1}))
+    async with passes(placement):
+        waiting = [asyncio.create_task(placement.lease(need(), 1)) for _ in range(20)]
+        await until(lambda: not placement.has_room(1))
+        assert placement.has_room(0)
+        assert await asyncio.wait_for(placement.room(["llama"], 0), 10) == ["llama"]
+        for task in waiting:
+            task.cancel()
+
+
+async def test_of_those_who_wait_for_room_one_brings_its_lines_when_there_is_some():
+    placement = make(Store(**{A: 1}))
+    reading, read = [], asyncio.Event()
+
+    async def bring():
+        await placement.room(["llama"], 1)
+        with placement.announced(Counter({"llama": 32}), 1):
+            reading.append(None)
+            await read.wait()
+
+    async with passes(placement):
+        waiting = [asyncio.create_task(placement.lease(need(), 1)) for _ in range(20)]
+        await until(lambda: not placement.has_room())
+        feeding = [asyncio.create_task(bring()) for _ in range(3)]
+        await asyncio.sleep(0)
+        for task in waiting:
+            task.cancel()
+        await until(lambda: reading)
+        assert (len(reading), placement.has_room()) == (1, True)  # who reads for long keeps no job waiting
+        read.set()  # nothing joins: the next has room at once, though there is no pass any more
+        await asyncio.wait_for(asyncio.gather(*feeding), 10)
+
+
 async def test_whoever_waits_for_room_goes_on_when_the_dispatcher_ends():
     store = Store(**{A: 1})
     placement = make(store)
     async with passes(placement):
         waiting = [asyncio.create_task(placement.lease(need(), 1)) for _ in range(20)]
-        await until(lambda: not placement.has_room)
-        room = asyncio.create_task(placement.room(["llama"]))
+        await until(lambda: not placement.has_room())
+        room = asyncio.create_task(placement.room(["llama"], 1))
         await asyncio.sleep(0)
         placement.close()
         assert await room == ["llama"]
-        assert await placement.room(["llama"]) == ["llama"]
+        assert await placement.room(["llama"], 1) == ["llama"]
         await asyncio.gather(*waiting, return_exceptions=True)
 
 

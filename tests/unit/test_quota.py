@@ -28,8 +28,19 @@ def backlog(**waiting):
     return made
 
 
+def of_urgency(urgency, count, model="a"):
+    made = Backlog()
+    join(made, urgency, count, model)
+    return made
+
+
+def join(made, urgency, count, model="a"):
+    for _ in range(count):
+        made.join(Need(model, 0, 1, 1), urgency, SimpleNamespace(done=lambda: False))
+
+
 def lanes(made, *models):
-    return {lane for lane, model, _, _ in made.lanes() if model in models}
+    return {lane.key for lane in made.lanes() if lane.model in models}
 
 
 def test_each_model_waits_for_its_own_slots_only():
@@ -95,3 +106,49 @@ def test_nothing_more_is_brought_for_who_idles_when_very_many_wait(monkeypatch):
     monkeypatch.setattr(quota, "MOST_WAITING", 5)
     assert quota.others_idle(backlog(a=4), fleet(a=1, b=1), set(), NOW_S)
     assert not quota.others_idle(backlog(a=5), fleet(a=1, b=1), set(), NOW_S)
+
+
+def test_what_is_less_urgent_takes_no_room_from_what_is_more_urgent():
+    some, waiting = fleet(a=4), of_urgency(1, 40)
+    assert quota.has_room(waiting, some, set(), 0)
+    assert quota.has_room_for("a", waiting, some, set(), 0)
+    for urgency in (1, 2, None):
+        assert not quota.has_room(waiting, some, set(), urgency)
+        assert not quota.has_room_for("a", waiting, some, set(), urgency)
+
+
+def test_even_what_is_most_urgent_is_bounded_and_leaves_no_room_for_others():
+    some, waiting = fleet(a=4), of_urgency(1, 10)
+    join(waiting, 0, 15)
+    assert quota.has_room(waiting, some, set(), 0)
+    join(waiting, 0, 1)
+    for urgency in (0, 1):
+        assert not quota.has_room(waiting, some, set(), urgency)
+        assert not quota.has_room_for("a", waiting, some, set(), urgency)
+
+
+def test_bounds_over_all_models_are_for_each_urgency(monkeypatch):
+    monkeypatch.setattr(quota, "MOST_WAITING", 30)
+    monkeypatch.setattr(quota, "_MOST_APART", 40)
+    waiting, some = of_urgency(1, 30, "b"), fleet(a=1, b=1)
+    assert not quota.has_room_for("a", waiting, some, set(), 1)
+    assert quota.has_room_for("a", waiting, some, set(), 0)
+    lost = of_urgency(1, 40, "nobody")
+    stranded = lanes(lost, "nobody")
+    assert not quota.has_room(lost, some, stranded, 1)
+    assert quota.has_room(lost, some, stranded, 0)
+
+
+def test_requests_of_no_batch_that_are_not_equally_urgent_are_told_apart():
+    waiting, some = of_urgency(0, 1), fleet(a=1)
+    join(waiting, 1, 40)
+    assert quota.has_room(waiting, some, set(), 0)
+    assert (waiting.count("a", 0), waiting.count("a", 1)) == (1, 40)
+
+
+def test_what_is_about_to_join_counts_as_waiting_for_whoever_brings_more():
+    some, waiting = fleet(a=4, b=4), of_urgency(1, 1)
+    waiting.announced["a", 1] = 15
+    assert not quota.has_room_for("a", waiting, some, set(), 1)
+    assert quota.has_room_for("a", waiting, some, set(), 0)
+    assert quota.has_room_for("b", waiting, some, set(), 1)
