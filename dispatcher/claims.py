@@ -1,4 +1,4 @@
-"""RQ's bookkeeping for a dispatcher: claim jobs, keep them alive, acknowledge, hand back.
+"""RQ's bookkeeping for a dispatcher: claim jobs, acknowledge them, hand them back.
 
 Synchronous as RQ is; the service calls it from one thread of its own. What a job does is `service`'s and its
 runners' subject: nothing here imports or calls what a job names. RQ would also import callbacks and post to
@@ -7,42 +7,27 @@ webhooks that a job names; ours never do, since a Redis that others can write to
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import structlog
 from rq import Queue
-from rq.command import parse_payload
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
-from rq.executions import Execution
 from rq.job import Job
-from rq.registry import clean_registries
-from rq.serializers import JSONSerializer
-from rq.suspension import is_suspended
-from rq.utils import now, utcformat
-from rq.worker import BaseWorker, WorkerStatus
-from rq.worker_registration import clean_worker_registry, register
+from rq.utils import utcformat
 
-from dispatcher.host_clock import HostClock
+from dispatcher.claimed import Claimed, NotOurJobError
 from dispatcher.plain_job import PlainJob
+from dispatcher.presence import CLAIM_TTL_S, Presence
 from dispatcher.turns import Turns
-from dispatcher.upkeep import KeptQueue
 from workers.connection import SyncRedis, translated
-from workers.errors import ForebayError, SettingsError, StoreUnavailable
+from workers.errors import StoreUnavailable
 
 log = structlog.get_logger(__name__)
 
-HEARTBEAT_S = 5
-"""How often a claimed job is kept alive, in seconds."""
-CLAIM_TTL_S = 20
-"""How long a claimed job is safe from others after the last heartbeat, in seconds."""
-MAINTENANCE_S = 10
-"""How often the jobs of dead dispatchers are looked for, in seconds; RQ's default is ten minutes."""
 AGING_S = 30.0
 """A queue that was passed over for so long goes first once."""
 REST_S = 5.0
@@ -50,45 +35,10 @@ REST_S = 5.0
 MOST_OTHERS = 32
 """So many jobs of a queue that are not ours, or that nobody could run, are done away with by one claim: each
 takes some round trips, and beats wait meanwhile."""
-_DEAF_S = 2.0
-"""Pause before listening again for RQ's commands, in seconds."""
 
 
-class NotOurJobError(ForebayError):
-    """A job names a function that a dispatcher does not run, or its data or arguments cannot be read."""
-
-
-@dataclass(slots=True, eq=False)
-class Claimed:
-    """A job that this dispatcher holds. `function` is the dotted path that it names."""
-
-    job: PlainJob
-    queue: Queue
-    execution: Execution
-    function: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    waited_s: float = 0.0
-    """How long it has been queued, by the clocks of who queued it and of this machine."""
-
-    @property
-    def id(self) -> str:
-        return str(self.job.id)
-
-    @property
-    def timeout_s(self) -> float | None:
-        """The `job_timeout` that it was queued with; None when that is RQ's default, which nobody chose."""
-        given = self.job.timeout
-        if given is None or given == Queue.DEFAULT_TIMEOUT or given <= 0:
-            return None
-        return float(given)
-
-
-class JobClaims(BaseWorker):
-    """The dispatcher as RQ sees it. Every method raises StoreUnavailable when Redis does not answer."""
-
-    job_class = PlainJob
-    log_result_lifespan = False
+class JobClaims(Presence):
+    """The jobs that one dispatcher takes. Every method raises StoreUnavailable when Redis does not answer."""
 
     def __init__(
         self,
@@ -102,158 +52,17 @@ class JobClaims(BaseWorker):
         host_clock: Callable[[], float] = time.time,
     ) -> None:
         """`functions`: dotted paths that may run, and what takes the arguments that each may have; none is
-        called. `on_stop` gets a job's id, in another thread. `host_clock` is the one that RQ goes by.
+        called. The others as `Presence` has them.
         """
-        with translated():
-            super().__init__(
-                [
-                    KeptQueue(queue, connection=connection, serializer=JSONSerializer, job_class=PlainJob)
-                    for queue in queues
-                ],
-                name=name,
-                connection=connection,
-                job_class=PlainJob,
-                serializer=JSONSerializer,
-                worker_ttl=CLAIM_TTL_S,
-                job_monitoring_interval=HEARTBEAT_S,
-                maintenance_interval=MAINTENANCE_S,
-                log_job_description=False,
-            )
+        super().__init__(connection, queues, name=name, on_stop=on_stop, host_clock=host_clock)
         self._signatures = {path: inspect.signature(function) for path, function in functions.items()}
-        self._on_stop = on_stop
         self._turns = Turns(connection)
         self._clock = clock
-        self._host_clock = HostClock(connection, host_clock)
         self._served = dict.fromkeys(self.queue_names(), clock())
         self._unusable: dict[str, float] = {}
         """Queues that could not be used at their last try, and when each is tried again, on the clock."""
         self.more_waits = False
         """Whether the last `claim` stopped among jobs that are not ours."""
-        self._neglected: set[str] = set()
-        """Queues in which nobody could look for jobs of the dead at the last try."""
-        self._born = False
-        self._suspended = False
-
-    # -- the dispatcher's own life --------------------------------------------------------------------------
-
-    def open(self) -> None:
-        """Appear in `rq info`, and listen for RQ's commands. May be repeated when Redis did not answer.
-
-        Raises SettingsError when another dispatcher of this name lives.
-        """
-        with translated():
-            self._host_clock.compare()
-            if not self._born:
-                self._register()
-            if self.pubsub_thread is None:
-                self.subscribe()
-            self.set_state(WorkerStatus.STARTED)
-
-    def _register(self) -> None:
-        try:
-            self.register_birth()
-        except ValueError as error:
-            if not self._is_registered():
-                raise SettingsError(f"a dispatcher named {self.name} is alive, or died just now") from error
-        self._born = True
-
-    def _is_registered(self) -> bool:
-        """Whether the record of our name is ours: Redis may go away between a birth and its answer."""
-        if self.birth_date is None:
-            return False
-        told = self.serialize()
-        names = ("hostname", "pid", "birth")
-        return self.connection.hmget(self.key, names) == [str(told[name]).encode() for name in names]
-
-    def close(self) -> None:
-        """Vanish from `rq info`."""
-        try:
-            with translated():
-                self.register_death()
-        finally:
-            with contextlib.suppress(StoreUnavailable), translated():  # our hearing ends with us anyway
-                self.unsubscribe()
-
-    def suspended(self) -> bool:
-        """Whether someone ran `rq suspend`; `rq info` says so of this dispatcher too."""
-        with translated():
-            suspended = bool(is_suspended(self.connection))
-            if suspended != self._suspended:
-                self._suspended = suspended
-                self.set_state(WorkerStatus.BUSY if self.executions and not suspended else self._at_rest)
-        return suspended
-
-    @property
-    def _at_rest(self) -> WorkerStatus:
-        return WorkerStatus.SUSPENDED if self._suspended else WorkerStatus.IDLE
-
-    @property
-    def clock_is_off(self) -> bool:
-        """Whether RQ would go by a wrong clock here: none is claimed, and nobody's taken over, meanwhile."""
-        return self._host_clock.is_off
-
-    def maintain(self) -> None:
-        """Requeue the jobs of dead dispatchers, when it is time."""
-        if self.should_run_maintenance_tasks and not self.clock_is_off:
-            self.clean_registries()
-
-    def clean_registries(self) -> None:
-        """What RQ's does, but that a spoiled key of one queue keeps no other's jobs from coming back."""
-        for queue in self.queues:
-            try:
-                with translated():
-                    self._look_after(queue)
-                self._neglected.discard(queue.name)
-            except StoreUnavailable:
-                raise
-            except Exception:
-                if queue.name not in self._neglected:
-                    log.exception("cannot look for jobs of dead dispatchers", queue=queue.name)
-                self._neglected.add(queue.name)
-        self.last_cleaned_at = now()  # type: ignore[assignment]  # RQ declares it as None alone
-
-    def _look_after(self, queue: Queue) -> None:
-        if not queue.acquire_maintenance_lock():
-            return
-        try:
-            clean_registries(queue)
-            clean_worker_registry(queue)
-            queue.intermediate_queue.cleanup(self, queue)
-        finally:
-            queue.release_maintenance_lock()
-
-    def beat(self, claimed: Iterable[Claimed]) -> None:
-        """Keep this dispatcher and all it holds alive, and look whether RQ goes by a right clock."""
-        with translated():
-            self._host_clock.compare()
-            self._reappear()
-            self.heartbeat(CLAIM_TTL_S)
-            for one in claimed:
-                self.maintain_heartbeats(one.job, one.execution)
-
-    def _reappear(self) -> None:
-        """Be in `rq info` again when Redis has forgotten us: it was emptied, or away for long.
-
-        RQ's heartbeat would make a record of its own stamp alone, which nobody could read.
-        """
-        with self.connection.pipeline(transaction=False) as asking:
-            asking.hexists(self.key, "birth")
-            asking.sismember(self.redis_workers_keys, self.key)
-            known = all(asking.execute())
-        if known:
-            return
-        with self.connection.pipeline() as pipeline:
-            pipeline.hset(self.key, mapping=self.serialize())
-            register(self, pipeline)
-            self.set_state(WorkerStatus.BUSY if self.executions else self._at_rest, pipeline=pipeline)
-            pipeline.expire(self.key, CLAIM_TTL_S)
-            pipeline.execute()
-        log.warning("Redis had forgotten this dispatcher", name=self.name)
-
-    def get_heartbeat_ttl(self, job: Job, working_time: float = 0.0) -> int:
-        return CLAIM_TTL_S
-
-    # -- one job's life -------------------------------------------------------------------------------------
 
     def claim(self, queues: int | None = None) -> Claimed | None:
         """Take the next job, most urgent queue first, or None. A job that is not ours is failed on the way.
@@ -440,35 +249,6 @@ class JobClaims(BaseWorker):
         except TypeError as error:
             return f"{function}: {error}"
         return None
-
-    def _now_idle(self) -> None:
-        # Only for show: were it to fail, the step before it, which was done, would be repeated.
-        if not self.executions:
-            with contextlib.suppress(StoreUnavailable), translated():
-                self.set_state(self._at_rest)
-
-    def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
-        """Listen on after an outage; RQ's own ends the thread when Redis stalls, and is deaf from then on."""
-        with contextlib.suppress(StoreUnavailable), translated():
-            raise exc
-        log.warning("RQ's commands are not heard now", error=str(exc))
-        time.sleep(_DEAF_S)
-
-    def handle_payload(self, message: Any) -> None:
-        """Route RQ's commands: stop-job and stop-execution to whoever runs it; the others as RQ does."""
-        payload = parse_payload(message)
-        match payload.get("command"):
-            case "stop-job":
-                self._on_stop(str(payload.get("job_id", "")))
-            case "stop-execution":
-                execution = self.executions.get(str(payload.get("execution_id", "")))
-                if execution is not None:
-                    self._on_stop(execution.job_id)
-            case _:
-                super().handle_payload(message)
-
-    def execute_job(self, job: Job, queue: Queue) -> NoReturn:
-        raise AssertionError("a dispatcher runs jobs on its own loop, not in RQ's")
 
 
 def _waited_s(job: Job) -> float:

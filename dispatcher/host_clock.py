@@ -2,7 +2,7 @@
 
 RQ stamps a claim with the clock of whoever holds it, and takes it over by the clock of whoever looks. A host
 half a minute ahead would take everybody's jobs over again and again, and lines be charged with deaths; one
-that is behind would lose its own. All else of ours goes by Redis' clock. Who asks, and when, is `claims`'
+that is behind would lose its own. All else of ours goes by Redis' clock. Who asks, and when, is `presence`'
 subject.
 """
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 
 MOST_OFF_S = 4.0
 """So far a host's clock may be off, in seconds. Two hosts may then be twice as far apart: less than any time
-after which one does away with what the other left (`claims.CLAIM_TTL_S`, `upkeep.UNREGISTERED_S`)."""
+after which one does away with what the other left (`presence.CLAIM_TTL_S`, `upkeep.UNREGISTERED_S`)."""
 
 
 class HostClock:

@@ -15,7 +15,7 @@ import msgspec
 
 from dispatcher.attempts import Answered, Attempts, Request
 from dispatcher.batches.nesting import nested_too_deep
-from dispatcher.claims import Claimed
+from dispatcher.claimed import Claimed
 from dispatcher.inline_request import InlineRequestError, read_request
 from dispatcher.placement import Placement
 from dispatcher.scheduler.question import Need

@@ -21,7 +21,8 @@ from dispatcher.batches.errors import BatchError, ShardsLeftError
 from dispatcher.batches.ledger import Claim, Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
-from dispatcher.claims import Claimed, JobClaims
+from dispatcher.claimed import Claimed
+from dispatcher.claims import JobClaims
 from dispatcher.finaliser import Finaliser
 from dispatcher.inline import InlineRunner
 from dispatcher.inline_request import InlineRequestError

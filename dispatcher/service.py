@@ -23,7 +23,7 @@ from dispatcher.attempts import Attempts, Seen
 from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.storage import Storage
 from dispatcher.bookkeeping import PAUSE_S, Bookkeeping
-from dispatcher.claims import HEARTBEAT_S, JobClaims
+from dispatcher.claims import JobClaims
 from dispatcher.exporter import Exporter
 from dispatcher.finaliser import Finaliser
 from dispatcher.hedging import Hedging
@@ -33,6 +33,7 @@ from dispatcher.lengths import AnswerLengths
 from dispatcher.lookout import Lookout
 from dispatcher.mending import LOOK_S, Mending
 from dispatcher.placement import Placement
+from dispatcher.presence import HEARTBEAT_S
 from dispatcher.queues import waiting_jobs
 from dispatcher.recorder import INTERVAL_S, Recorder
 from dispatcher.running import FUNCTIONS, RunningJobs

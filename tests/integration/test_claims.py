@@ -24,7 +24,8 @@ from rq.utils import utcformat
 from rq.webhook import Webhook
 
 from dispatcher import queues
-from dispatcher.claims import AGING_S, CLAIM_TTL_S, MOST_OTHERS, REST_S, JobClaims
+from dispatcher.claims import AGING_S, MOST_OTHERS, REST_S, JobClaims
+from dispatcher.presence import CLAIM_TTL_S
 from dispatcher.running import FUNCTIONS
 from workers.connection import connect_sync
 from workers.errors import SettingsError, StoreUnavailable
@@ -666,7 +667,7 @@ def test_stop_job_reaches_who_holds_it_and_it_is_not_retried(make_claims, connec
 
 
 def test_a_stalled_server_does_not_end_the_listening(make_claims, monkeypatch):
-    monkeypatch.setattr("dispatcher.claims._DEAF_S", 0.0)
+    monkeypatch.setattr("dispatcher.presence._DEAF_S", 0.0)
     claims = make_claims()
     for passing in (Stalled("no answer"), Lost("gone"), ConnectionResetError()):
         claims._pubsub_exception_handler(passing, claims.pubsub, claims.pubsub_thread)

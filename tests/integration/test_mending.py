@@ -13,7 +13,8 @@ from dispatcher import queues
 from dispatcher.batches.ledger import Ledger, Tally
 from dispatcher.batches.record import BatchStatus
 from dispatcher.bookkeeping import Bookkeeping
-from dispatcher.claims import JobClaims, NotOurJobError
+from dispatcher.claimed import NotOurJobError
+from dispatcher.claims import JobClaims
 from dispatcher.mending import Mending
 from dispatcher.running import FUNCTIONS
 from workers.connection import connect_sync
