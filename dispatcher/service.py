@@ -58,6 +58,8 @@ _MOST_FEEDING = 2
 """Shards that send their lines, of one urgency and all above it: each has up to 256 of them."""
 _MOST_OPEN = 64
 """Shards with lines left to send, likewise, those included whose models all have to wait."""
+_REST_S = 0.5
+"""Time from one shard to the next, for each that waits for room already: those fill it at once."""
 _IDLE_S = (0.02, 0.1)
 _SUSPENSION_CHECK_S = 1.0
 
@@ -358,9 +360,16 @@ class Dispatcher:
         )
 
     def _shards_suffice(self, urgency: int) -> bool:
-        """Whether shards that are so urgent, or more so, bring all that they should."""
-        feeding = _up_to(urgency, self._shards.feeding)
-        return feeding - _up_to(urgency, self._shards.blocked) >= _MOST_FEEDING or feeding >= _MOST_OPEN
+        """Whether shards that are so urgent, or more so, bring all that they should.
+
+        Where some wait for room, it is seen for a moment only. Jobs are looked for then, or one that is no
+        shard would wait for the end of all these; but not each time, or all shards would come to be here.
+        """
+        feeding, blocked = (_up_to(urgency, of) for of in (self._shards.feeding, self._shards.blocked))
+        if feeding - blocked >= _MOST_FEEDING or feeding >= _MOST_OPEN:
+            return True
+        rests = self._shards.clock() - self._shards.begun_s < _REST_S * blocked
+        return rests and not self.placement.others_idle
 
     async def _something_changes(self, held: RunningJobs, queues: int, within_s: float) -> bool:
         """Wait so long for room for jobs of more queues than so many, or for the end of one of our jobs: it

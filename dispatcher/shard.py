@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
@@ -105,6 +106,8 @@ class ShardRunner:
         self.reserved = reserved
         self.held = held or HeldLines()
         self.clock = clock
+        self.begun_s = -math.inf
+        """When the last one was begun, on the clock."""
         self.feeding: Counter[int] = Counter()
         """Shards that have lines left to send, by urgency: while there are some, another brings nothing."""
         self.blocked: Counter[int] = Counter()
@@ -125,6 +128,7 @@ class ShardRunner:
         every line that is left ends with an error, and the shard as ever. `on_claim` hears of the claim as
         soon as it is made: unless the shard is done, whoever goes on living hands it back to the ledger.
         """
+        self.begun_s = self.clock()
         self.feeding[urgency] += 1
         try:
             run, todo = await self._begin(batch_id, shard, urgency, stop or Stop(), on_claim)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import structlog
 
-from dispatcher.service import Dispatcher
+from dispatcher.service import _REST_S, Dispatcher
 from dispatcher.settings import DispatcherSettings
 from workers.errors import StoreUnavailable
 
@@ -107,3 +107,23 @@ async def test_while_the_host_s_clock_is_wrong_the_dispatcher_is_not_ready(dispa
     assert held.begun == [("a job", None)]
     assert wrong.ready == {True, False}
     assert dispatcher._takes_jobs
+
+
+async def test_shards_that_feed_keep_back_only_what_is_not_more_urgent(dispatcher):
+    assert dispatcher._queues_with_room == 3
+    dispatcher._shards.feeding[1] = 2
+    assert dispatcher._queues_with_room == 1
+    dispatcher._shards.blocked[1] = 1
+    assert dispatcher._queues_with_room == 3
+    dispatcher._shards.feeding[0] = 1
+    assert dispatcher._queues_with_room == 1
+
+
+async def test_beside_shards_that_wait_for_room_another_is_taken_only_after_a_while(dispatcher):
+    shards, now_s = dispatcher._shards, 0.0
+    shards.clock, shards.begun_s = lambda: now_s, 0.0
+    shards.feeding[1] = shards.blocked[1] = 3
+    now_s = 3 * _REST_S - 0.1
+    assert dispatcher._queues_with_room == 1
+    now_s = 3 * _REST_S
+    assert dispatcher._queues_with_room == 3
