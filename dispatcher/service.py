@@ -60,6 +60,8 @@ _MOST_OPEN = 64
 """Shards with lines left to send, likewise, those included whose models all have to wait."""
 _REST_S = 0.5
 """Time from one shard to the next, for each that waits for room already: those fill it at once."""
+_MOST_REST_S = 5.0
+"""It is no longer, however many wait: jobs that are no shards have to wait for it too."""
 _IDLE_S = (0.02, 0.1)
 _SUSPENSION_CHECK_S = 1.0
 
@@ -368,7 +370,8 @@ class Dispatcher:
         feeding, blocked = (_up_to(urgency, of) for of in (self._shards.feeding, self._shards.blocked))
         if feeding - blocked >= _MOST_FEEDING or feeding >= _MOST_OPEN:
             return True
-        rests = self._shards.clock() - self._shards.begun_s < _REST_S * blocked
+        rest_s = min(_REST_S * blocked, _MOST_REST_S)
+        rests = self._shards.clock() - self._shards.begun_s < rest_s
         return rests and not self.placement.others_idle
 
     async def _something_changes(self, held: RunningJobs, queues: int, within_s: float) -> bool:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 import structlog
 
-from dispatcher.service import _REST_S, Dispatcher
+from dispatcher.service import _MOST_REST_S, _REST_S, Dispatcher
 from dispatcher.settings import DispatcherSettings
 from workers.errors import StoreUnavailable
 
@@ -126,4 +126,8 @@ async def test_beside_shards_that_wait_for_room_another_is_taken_only_after_a_wh
     now_s = 3 * _REST_S - 0.1
     assert dispatcher._queues_with_room == 1
     now_s = 3 * _REST_S
+    assert dispatcher._queues_with_room == 3
+    shards.feeding[1] = shards.blocked[1] = 60
+    assert dispatcher._queues_with_room == 1
+    now_s = _MOST_REST_S
     assert dispatcher._queues_with_room == 3
