@@ -174,8 +174,8 @@ class Assignment(Generic[Granted]):
     def _serve_in_turn(
         self, backlog: Backlog[Granted], leaving: Leaving, asks: list[tuple[Waiting[Granted], Chosen]]
     ) -> None:
-        closed: set[Hashable] = set()
-        while len(asks) < MOST_ASKS and (waiting := backlog.first(closed)) is not None:
+        lanes = self._lanes_with_room(backlog)
+        while len(asks) < MOST_ASKS and (waiting := backlog.first(lanes)) is not None:
             decision = None
             try:
                 if leaving.before(waiting.urgency):
@@ -184,13 +184,31 @@ class Assignment(Generic[Granted]):
                 if decision is not None:
                     asks.append((waiting, decision))
                     continue
+                # Who declined room has another lane by now: the others of this one are still asked.
                 lane = backlog.lane(waiting)
-                closed.add(lane)
+                lanes.discard(lane)
                 if lane not in self._stranded:
                     self._unmet.setdefault(waiting.need.model, waiting.urgency)
             finally:
                 if decision is None:
                     backlog.rejoin(waiting)
+
+    def _lanes_with_room(self, backlog: Backlog[Granted]) -> set[Hashable]:
+        """The lanes to ask: not those whose model's workers are all full, of which there may be hundreds."""
+        lanes, full = set(), {}
+        for lane in backlog.lanes():
+            if lane.model not in full:
+                full[lane.model] = self.fleet.has_ready(lane.model) and not self.fleet.has_room(
+                    lane.model, self._now_s
+                )
+            if not full[lane.model]:
+                lanes.add(lane.key)
+                continue
+            self._stranded.discard(lane.key)
+            self._apart.discard(lane.key)
+            urgency = self._unmet.get(lane.model, lane.urgency)
+            self._unmet[lane.model] = min(urgency, lane.urgency)
+        return lanes
 
     def _offer(self, waiting: Waiting[Granted]) -> Chosen | None:
         """A worker for a request; None: it waits, and its lane with it."""

@@ -13,6 +13,7 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -100,20 +101,20 @@ class Backlog(Generic[Granted]):
             self._dues_of(waiting).refund(waiting.batch_id, _charge(waiting))
         self._put(waiting)
 
-    def first(self, closed: set[Hashable]) -> Waiting[Granted] | None:
-        """The first of all whose lane is not in ``closed``, taken out; None when there is none."""
+    def first(self, lanes: AbstractSet[Hashable] | None = None) -> Waiting[Granted] | None:
+        """The first of those in ``lanes``, taken out; None when there is none. ``lanes`` None: of all."""
         best: Hashable = None
         best_place: tuple[int, float, _Rank] | None = None
-        for key in list(self._lanes):
-            lane = self._lanes[key]
+        for key in list(self._lanes if lanes is None else lanes):
+            lane = self._lanes.get(key, [])
             while lane and lane[0][1].granted.done():
                 self._take(key)
-            if not lane:
-                del self._lanes[key]
-            elif key not in closed:
+            if lane:
                 place = self._place(lane[0][1])
                 if best_place is None or place < best_place:
                     best, best_place = key, place
+            else:
+                self._lanes.pop(key, None)
         if best_place is None:
             return None
         return self._take(best, charged=True)

@@ -174,7 +174,7 @@ class Placement:
         self._send_away()
 
     def _send_away(self) -> None:
-        while (waiting := self._backlog.first(set())) is not None:
+        while (waiting := self._backlog.first()) is not None:
             waiting.granted.set_exception(Closing())
 
     def has_room(self, urgency: int | None = None) -> bool:

@@ -143,6 +143,10 @@ class FleetModel:
         serving = self.serving(model)
         return bool((self.ready if serving is None else self.ready & serving).any())
 
+    def has_room(self, model: str | None, now_s: float) -> bool:
+        """Whether anybody could take one more request for ``model`` now."""
+        return bool(self.room(model, now_s).any())
+
     def with_room(self, model: str | None, now_s: float) -> list[str]:
         """Who could take one more request for ``model`` now, as far as this view knows."""
         return [self.ids[place] for place in np.flatnonzero(self.room(model, now_s)).tolist()]

@@ -36,13 +36,19 @@ class Desk:
         }
         self.states = dict.fromkeys(slots, WorkerState.READY)
         self.contexts = {}
+        self.models = {}
         self.assignment = Assignment(Strategies(SchedulerPolicy()), Random(1))
         self.backlog = Backlog()
         self.look(speeds)
 
     def look(self, speeds=SPEEDS, now_s=0.0):
         views = tuple(
-            replace(worker.view(0.0), state=self.states[name], max_model_len=self.contexts.get(name))
+            replace(
+                worker.view(0.0),
+                state=self.states[name],
+                max_model_len=self.contexts.get(name),
+                models=self.models.get(name, frozenset()),
+            )
             for name, worker in self.workers.items()
         )
         known = {name: speed for name, speed in speeds.items() if name in self.workers}
@@ -51,6 +57,11 @@ class Desk:
     def fit(self, name, tokens):
         """A worker takes no more than so many tokens."""
         self.contexts[name] = tokens
+        self.look()
+
+    def serve(self, **models):
+        """Workers serve one model each."""
+        self.models = {name: frozenset({model}) for name, model in models.items()}
         self.look()
 
     def ready(self, **states):
@@ -301,6 +312,25 @@ def test_who_waits_for_the_one_worker_that_fits_keeps_no_others_from_coming():
     assert desk.assignment.has_room_for("llama", desk.backlog)
     desk.come(*[20] * 64)
     assert desk.go() == [(20, "slow")] * 64
+
+
+def test_of_models_whose_workers_are_full_nobody_is_asked(monkeypatch):
+    desk = Desk(slow=4, fast=1)
+    desk.serve(slow="full", fast="free")
+    desk.fill("slow")
+    for number in range(50):
+        desk.come(100 + number, urgency=number % 3, model="full")
+    desk.come(10, model="free")
+    asked, first = [], Backlog.first
+
+    def counted(backlog, lanes=None):
+        asked.append(len(lanes))
+        return first(backlog, lanes)
+
+    monkeypatch.setattr(Backlog, "first", counted)
+    assert desk.go() == [(10, "fast")]
+    assert max(asked) == 1
+    assert [(one.model, one.urgency) for one in desk.assignment.demand(desk.backlog)] == [("full", 0)]
 
 
 def test_a_pass_that_fails_takes_nobody_out_and_leaves_no_slot_set_aside(desk, monkeypatch):
