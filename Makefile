@@ -7,8 +7,8 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
 PYTEST := $(BIN)/python -m pytest
 
-# Two processes: tests wait for servers and engines more than they compute.
-JOBS ?= 2
+# Three processes on two cores: tests wait for servers and engines as much as they compute.
+JOBS ?= 3
 BENCHMARKS ?= $(sort $(basename $(notdir $(shell grep -l __main__ benchmarks/*.py))))
 UV ?= uv
 LOCK := $(UV) pip compile --quiet --generate-hashes --no-emit-index-url --python-version 3.11 \
