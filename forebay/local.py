@@ -88,7 +88,7 @@ class LocalServices:
             "FOREBAY_REDIS_URL": self.redis_url,
             "FOREBAY_STORAGE": self._settings.storage,
             "FOREBAY_DRAIN_TIMEOUT_S": str(DRAIN_S),
-            "FOREBAY_METRICS_PORT": "0",  # any: what a file asks for may be another service's
+            "FOREBAY_METRICS_PORT": "none",  # what a file asks for may be another service's
         }
         if self._settings.queues is not None:
             own["FOREBAY_QUEUES"] = _as_json(self._settings.queues)

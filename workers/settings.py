@@ -57,7 +57,11 @@ class ServiceSettings(BaseSettings):
     """What every service is told. A subclass names its table of the file in ``section``."""
 
     model_config = SettingsConfigDict(
-        env_prefix="FOREBAY_", env_nested_delimiter="__", frozen=True, extra="forbid"
+        env_prefix="FOREBAY_",
+        env_nested_delimiter="__",
+        env_parse_none_str="none",
+        frozen=True,
+        extra="forbid",
     )
     section: ClassVar[str] = ""
 

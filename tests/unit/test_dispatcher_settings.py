@@ -48,6 +48,13 @@ def test_a_flag_beats_a_variable_and_a_variable_beats_the_file(config, monkeypat
     assert (settings.part_lines, settings.lease_ttl_s) == (2, 40)
 
 
+def test_a_variable_may_say_that_there_is_none_of_what_the_file_says(config, monkeypatch):
+    config("[dispatcher]\nmetrics_port = 9101\n")
+    assert DispatcherSettings().metrics_port == 9101
+    monkeypatch.setenv("FOREBAY_METRICS_PORT", "none")
+    assert DispatcherSettings().metrics_port is None
+
+
 def test_tables_within_may_be_set_by_variable_and_file(config, monkeypatch):
     config("[dispatcher.breaker]\nfailure_threshold = 9\n[dispatcher.scheduler]\nkv_ceiling = 0.5\n")
     monkeypatch.setenv("FOREBAY_RETRY__MAX_ATTEMPTS", "2")
