@@ -57,7 +57,7 @@ _CAVEATS = f"""## What to make of it
   cache_aware has every worker render every prompt. smg reads the load of both runtimes (`/v1/loads`,
   `/metrics`), every 10 s by default and every second for least_load here. litellm asks engines for nothing.
 - **CPU at this rate is mostly waking up.** A hundred requests a second leave a dispatcher idle nine times in
-  ten; each answer then costs a pass of its own, with two scripts in Redis, some 2 ms of its CPU. With 1,500
+  ten; each answer then costs a pass of its own, with two scripts in Redis, 2 to 3 ms of its CPU. With 1,500
   requests a second passes serve many at once, and a request takes 0.6 ms (`benchmarks/throughput.py`).
 - **Two cores for all.** Engines, router and client share the machine, so that what uses much CPU slows
   itself down: litellm's times are as much about its CPU as about its choices.
@@ -67,6 +67,9 @@ _CAVEATS = f"""## What to make of it
 - **Start-up is left out.** `forebay run` starts its own Redis, monitor and dispatcher and takes seconds for
   it; routers were running before. CPU for starting is left out of both. Forebay also keeps results durable
   while it runs, which the plain client does not.
+- **How often.** The mixed fleet was run with three seeds at 64, 128 and 256 in flight. With all at once a run
+  takes two minutes, and seven with least-busy: three seeds for smg least_load and both cache_aware, one
+  for the others. The other scenarios were run once, with 1,000 requests and 128 in flight, not by everybody.
 - Single rows of a shared machine move by up to a quarter between seeds: look at the ranges.
 """
 
