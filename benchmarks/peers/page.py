@@ -67,9 +67,9 @@ _CAVEATS = f"""## What to make of it
 - **Start-up is left out.** `forebay run` starts its own Redis, monitor and dispatcher and takes seconds for
   it; routers were running before. CPU for starting is left out of both. Forebay also keeps results durable
   while it runs, which the plain client does not.
-- **How often.** The mixed fleet was run with three seeds at 64, 128 and 256 in flight. With all at once a run
-  takes two minutes, and seven with least-busy: three seeds for smg least_load and both cache_aware, one
-  for the others. The other scenarios were run once, with 1,000 requests and 128 in flight, not by everybody.
+- **How often.** The mixed fleet was run with three seeds, but for one each of smg cache_aware and litellm
+  least-busy with all in flight, which take four and seven minutes; smg least_requests is an extra. The other
+  scenarios were run once, with 1,000 requests and 128 in flight, not by everybody.
 - Single rows of a shared machine move by up to a quarter between seeds: look at the ranges.
 """
 
