@@ -70,6 +70,10 @@ _CAVEATS = f"""## What to make of it
 - **How often.** The mixed fleet was run with three seeds, but for one each of smg cache_aware and litellm
   least-busy with all in flight, which take four and seven minutes; smg least_requests is an extra. The other
   scenarios were run once, with 1,000 requests and 128 in flight, not by everybody.
+- **Not all in quiet.** Tests of the project ran on the same two cores, at low priority, beside most of the
+  runs of routers with 64, 256 and all in flight (not beside Forebay's, nor those with 128). Two seeds run so
+  took 1.64 and 1.96 where one alone took 1.65 (smg least_load, 64), and 1.69 and 1.75 where one alone took
+  1.60 (sglang-router cache_aware, 256). Their CPU may be too high, litellm's most.
 - Single rows of a shared machine move by up to a quarter between seeds: look at the ranges.
 """
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 
 from dispatcher.archive import MOST_ATTEMPTS, Archive
-from dispatcher.outcome import Label
-from dispatcher.records import Sighting, record_of
-from dispatcher.scheduler.question import Need
+from dispatcher.records import record_of
+from tests.sightings import sighting
 from workers import keys
-from workers.breaker import Verdict
 
 pytestmark = pytest.mark.integration
 
@@ -26,22 +24,12 @@ async def now_s(client):
 
 
 def record(number, at, *, attempt=1, batch="batch_1", name=None):
-    seen = Sighting(
+    seen = sighting(
+        at,
         request_id=f"r{number}",
         custom_id=f"c{number}" if name is None else name,
         batch_id=batch,
         attempt=attempt,
-        decision=None,
-        need=Need("m", 10, 20, 30),
-        urgency=1,
-        answer_tokens=5,
-        sample=1.0,
-        worker="a:1",
-        granted_s=at,
-        waited_s=0.0,
-        outcome=Label.OK,
-        verdict=Verdict.SUCCESS,
-        elapsed_s=0.5,
     )
     return record_of(seen, "d1")
 

@@ -14,14 +14,12 @@ from dispatcher.batches.ledger import Ledger
 from dispatcher.batches.record import BatchStatus
 from dispatcher.batches.storage import RECORD
 from dispatcher.finaliser import Finaliser
-from dispatcher.outcome import Label
-from dispatcher.records import Sighting, record_of
-from dispatcher.scheduler.question import Need
+from dispatcher.records import record_of
 from forebay import Forebay
 from forebay.cli.main import app
 from forebay.errors import NotEnded
+from tests.sightings import sighting
 from workers import keys
-from workers.breaker import Verdict
 
 pytestmark = pytest.mark.integration
 
@@ -135,23 +133,7 @@ async def test_a_decision_that_cannot_be_read_is_left_out_and_told_of(valkey):
     archive = Archive(valkey)
     now_s = await Ledger(valkey).now()
     kept = record_of(
-        Sighting(
-            request_id="r1",
-            custom_id="c1",
-            batch_id="batch_1",
-            attempt=1,
-            decision=None,
-            need=Need("m", 10, 20, 30),
-            urgency=1,
-            answer_tokens=5,
-            sample=1.0,
-            worker="a:1",
-            granted_s=now_s,
-            waited_s=0.0,
-            outcome=Label.OK,
-            verdict=Verdict.SUCCESS,
-            elapsed_s=0.5,
-        ),
+        sighting(now_s),
         "d1",
     )
     await archive.keep([kept])
